@@ -1,0 +1,1 @@
+"""The verbs: make an environment, serve, load, judge, search, compare, re-find, audit, report."""

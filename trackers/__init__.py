@@ -1,0 +1,1 @@
+"""What one remembers: fingerprints, measurements, trial records, peaks, and where they are kept."""

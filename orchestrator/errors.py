@@ -1,15 +1,15 @@
 """The error tree: each error says what happened and what to do about it.
 
-    RepeakError
-    ├── PlanError            the plan (or another file of the user's) cannot be used as it is
-    ├── EnvironmentBroken    an engine environment cannot be built, adopted or trusted
-    ├── EngineFailed         an engine did not start, or died (carries the classified failure)
-    ├── MeasurementFailed    a server could not be measured at all (unreachable, refused, stalled)
-    ├── JournalError         the record on disk cannot be read or written
-    ├── TrackerError         the MLflow store cannot be used
-    ├── ClusterError         Ray did not start, or has not what the plan asks for
-    ├── LockHeld             another run holds the lock
-    └── Interrupted          the user asked to stop
+RepeakError
+├── PlanError            the plan (or another file of the user's) cannot be used as it is
+├── EnvironmentBroken    an engine environment cannot be built, adopted or trusted
+├── EngineFailed         an engine did not start, or died (carries the classified failure)
+├── MeasurementFailed    a server could not be measured at all (unreachable, refused, stalled)
+├── JournalError         the record on disk cannot be read or written
+├── TrackerError         the MLflow store cannot be used
+├── ClusterError         Ray did not start, or has not what the plan asks for
+├── LockHeld             another run holds the lock
+└── Interrupted          the user asked to stop
 """
 
 from __future__ import annotations

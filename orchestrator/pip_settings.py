@@ -1,0 +1,151 @@
+"""What pip would use on this machine (its variables and files), told to uv, which reads neither."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from pydantic import BaseModel, ConfigDict
+
+from .errors import PlanError
+
+__all__ = ["UvSettings", "pip_configuration", "redact", "uv_settings"]
+
+# Read for every key: pip's own order of sections, the later one winning.
+_SECTIONS = ("global", "install")
+_TRUE = {"1", "true", "yes", "on", "y", "t"}
+
+
+class UvSettings(BaseModel):
+    """How uv is told: the whole environment of its process, and arguments for what has no variable.
+
+    Addresses, which may carry credentials, are in `environ` only: an argument list is readable by anybody.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    environ: dict[str, str]
+    arguments: tuple[str, ...] = ()
+
+
+def redact(text: str) -> str:
+    """The text with the user part of every address blotted out, fit for a log or a message."""
+    return re.sub(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@'\"]*(?:@[^/\s@'\"]*)*@", r"\1***@", text)
+
+
+def pip_configuration(environ: Mapping[str, str], *, prefix: Path | None = None) -> dict[str, str]:
+    """Pip's options by long name (`index-url`), from its files in its own precedence, then `PIP_*`.
+
+    Args:
+        environ: The variables pip would see.
+        prefix: The virtual environment whose `pip.conf` counts; ours when left out.
+
+    Raises:
+        PlanError: One of the files cannot be read as a pip configuration.
+    """
+    merged: dict[tuple[str, str], str] = {}
+    for file in _files(environ, prefix or Path(sys.prefix)):
+        merged.update(_read(file))
+    options = {
+        name: value
+        for wanted in _SECTIONS
+        for (section, name), value in merged.items()
+        if section == wanted and value
+    }
+    for name, value in environ.items():
+        if name.startswith("PIP_") and value:
+            options[_option(name.removeprefix("PIP_"))] = value
+    return options
+
+
+def _files(environ: Mapping[str, str], prefix: Path) -> list[Path]:
+    chosen = environ.get("PIP_CONFIG_FILE")
+    if chosen == os.devnull:
+        return []
+    user = Path(environ.get("HOME") or Path.home())
+    shared = [Path(d) / "pip" for d in environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(os.pathsep) if d]
+    own = [user / ".pip", Path(environ.get("XDG_CONFIG_HOME") or user / ".config") / "pip"]
+    if chosen and Path(chosen).exists():
+        own = []
+    files = [folder / "pip.conf" for folder in [*shared, Path("/etc"), *own, prefix]]
+    return [file for file in [*files, *([Path(chosen)] if chosen else [])] if file.is_file()]
+
+
+def _read(file: Path) -> dict[tuple[str, str], str]:
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read_string(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, configparser.Error) as error:
+        raise PlanError(
+            f"{file} cannot be read as pip's configuration: {error}", "Mend or remove the file."
+        ) from error
+    return {
+        (section, _option(name)): value
+        for section in parser.sections()
+        for name, value in parser[section].items()
+    }
+
+
+def _option(name: str) -> str:
+    return name.lower().replace("_", "-").removeprefix("--")
+
+
+def uv_settings(environ: Mapping[str, str], *, prefix: Path | None = None) -> UvSettings:
+    """Uv's settings that find the same packages as pip would here; a `UV_*` of the user's own wins.
+
+    `PIP_*` and what would turn uv's bytecode off are left out of the environment.
+    """
+    options = pip_configuration(environ, prefix=prefix)
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("PIP_")
+        and name not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV")
+    }
+    translated = _translate(options, kept)
+    arguments = ("--no-index",) if options.get("no-index", "").lower() in _TRUE else ()
+    # A download of an interpreter is never what a build here means, so this is not the user's to widen.
+    return UvSettings(environ={**translated, **kept, "UV_PYTHON_DOWNLOADS": "never"}, arguments=arguments)
+
+
+def _translate(options: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, str]:
+    extra = [link for link in options.get("extra-index-url", "").split() if _present(link)]
+    found = {
+        "SSL_CERT_FILE": options.get("cert"),
+        "SSL_CLIENT_CERT": options.get("client-cert"),
+        "ALL_PROXY": options.get("proxy"),
+        "UV_HTTP_TIMEOUT": options.get("timeout") or options.get("default-timeout"),
+        "UV_INSECURE_HOST": options.get("trusted-host"),
+        "UV_CONSTRAINT": options.get("constraint"),
+        "UV_FIND_LINKS": ",".join(map(_absolute, filter(_present, options.get("find-links", "").split()))),
+        # Set by the user under either name, an index of theirs is the index.
+        "UV_DEFAULT_INDEX": None if "UV_INDEX_URL" in kept else options.get("index-url"),
+        "UV_INDEX": None if "UV_EXTRA_INDEX_URL" in kept else " ".join(extra),
+        # pip takes the best version of all indexes; uv by default stops at the first that has the name.
+        "UV_INDEX_STRATEGY": "unsafe-best-match" if extra else None,
+    }
+    return {name: " ".join(value.split()) for name, value in found.items() if value}
+
+
+def _present(link: str) -> bool:
+    """Whether a link may be passed on: uv fails on a local directory that is not there, pip only warns."""
+    parts = urlsplit(link)
+    if parts.scheme == "file":
+        return Path(url2pathname(parts.path)).exists()
+    return bool(parts.scheme) or Path(link).expanduser().exists()
+
+
+def _absolute(link: str) -> str:
+    return link if urlsplit(link).scheme else str(Path(link).expanduser().absolute())
+
+
+def local_links(settings: UvSettings, more: Iterable[Path]) -> UvSettings:
+    """The same settings with directories of wheels added to where packages are looked for."""
+    links = [*filter(None, settings.environ.get("UV_FIND_LINKS", "").split(",")), *map(str, more)]
+    return settings.model_copy(update={"environ": {**settings.environ, "UV_FIND_LINKS": ",".join(links)}})

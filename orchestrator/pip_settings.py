@@ -6,12 +6,11 @@ import configparser
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
-
-from pydantic import BaseModel, ConfigDict
 
 from .errors import PlanError
 
@@ -22,16 +21,14 @@ _SECTIONS = ("global", "install")
 _TRUE = {"1", "true", "yes", "on", "y", "t"}
 
 
-class UvSettings(BaseModel):
+class UvSettings(NamedTuple):
     """How uv is told: the whole environment of its process, and arguments for what has no variable.
 
     Addresses, which may carry credentials, are in `environ` only: an argument list is readable by anybody.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     environ: dict[str, str]
-    arguments: tuple[str, ...] = ()
+    arguments: tuple[str, ...]
 
 
 def redact(text: str) -> str:
@@ -111,7 +108,7 @@ def uv_settings(environ: Mapping[str, str], *, prefix: Path | None = None) -> Uv
     translated = _translate(options, kept)
     arguments = ("--no-index",) if options.get("no-index", "").lower() in _TRUE else ()
     # A download of an interpreter is never what a build here means, so this is not the user's to widen.
-    return UvSettings(environ={**translated, **kept, "UV_PYTHON_DOWNLOADS": "never"}, arguments=arguments)
+    return UvSettings({**translated, **kept, "UV_PYTHON_DOWNLOADS": "never"}, arguments)
 
 
 def _translate(options: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, str]:
@@ -143,9 +140,3 @@ def _present(link: str) -> bool:
 
 def _absolute(link: str) -> str:
     return link if urlsplit(link).scheme else str(Path(link).expanduser().absolute())
-
-
-def local_links(settings: UvSettings, more: Iterable[Path]) -> UvSettings:
-    """The same settings with directories of wheels added to where packages are looked for."""
-    links = [*filter(None, settings.environ.get("UV_FIND_LINKS", "").split(",")), *map(str, more)]
-    return settings.model_copy(update={"environ": {**settings.environ, "UV_FIND_LINKS": ",".join(links)}})

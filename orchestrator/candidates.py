@@ -1,0 +1,136 @@
+"""What was measured on one stack, gathered by configuration as launch means for one target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from search_spaces.configuration import Configuration
+from trackers.records import Ending, Estimate, Frozen, TrialRecord
+
+from .launch_noise import LaunchNoise, logs, pooled
+from .stability import StabilityRule, in_launch_variance, judge_windows, launch_values, worst_ending
+
+__all__ = ["Candidate", "Target", "candidates", "noise_of"]
+
+
+class Target(Frozen):
+    """What a peak is a peak of: a metric on one workload, or its geometric mean over several."""
+
+    name: str
+    metric: str
+    workloads: tuple[str, ...]
+    lower_is_better: bool = False
+
+    def score(self, launches: Sequence[float]) -> float:
+        """Mean log of launch means, higher is better."""
+        return float(logs(launches).mean()) * (-1 if self.lower_is_better else 1)
+
+
+class Candidate(Frozen):
+    """One configuration's launch means for a target, in its unit: those of the search and the fresh ones.
+
+    The search picked its best by its own luck, so only `fresh` launches (the finals) speak where there
+    are any. `error` is the in-launch sd of a launch's mean (log units), `veto` why it cannot be a peak.
+    """
+
+    configuration: Configuration
+    searched: tuple[float, ...] = ()
+    fresh: tuple[float, ...] = ()
+    windows: int = 0
+    error: float = 0.0
+    ending: Ending = "stable"
+    veto: str = ""
+
+    @property
+    def evidence(self) -> tuple[float, ...]:
+        return self.fresh or self.searched
+
+    def estimate(self, noise: LaunchNoise) -> Estimate:
+        """The number in the metric's unit, +-1.96 sqrt((sL^2 + in-launch error^2) / launches)."""
+        n, value = len(self.evidence), math.exp(logs(self.evidence).mean())
+        half = 1.96 * math.sqrt((noise.sd**2 + self.error**2) / n)
+        return Estimate(
+            value=value,
+            half_width=value * math.expm1(half),
+            launches=n,
+            windows=self.windows,
+            ending=self.ending,
+        )
+
+
+class _Scored(NamedTuple):
+    score: float
+    variance: float
+    windows: int
+    ending: Ending
+
+
+def candidates(records: Sequence[TrialRecord], target: Target, rule: StabilityRule) -> tuple[Candidate, ...]:
+    """Gather the records of one stack by configuration, in the order first seen.
+
+    Only `measured` records give values. A finalist that fails, jumps or is disproved when launched afresh
+    vetoes its configuration, unless its environment was to blame.
+    """
+    found: dict[Configuration, tuple[list[_Scored], list[_Scored]]] = {}
+    vetoes: dict[Configuration, str] = {}
+    for record in records:
+        if record.state == "measured":
+            scored = found.setdefault(record.configuration, ([], []))
+            scored[record.role == "finalist"].extend(_scores(record, target, rule))
+        elif record.role == "finalist" and _against(record):
+            vetoes[record.configuration] = f"{record.state} when launched afresh: {record.reason}"
+    return tuple(
+        _candidate(configuration, searched, fresh, vetoes.get(configuration, ""))
+        for configuration, (searched, fresh) in found.items()
+        if searched or fresh
+    )
+
+
+def _against(record: TrialRecord) -> bool:
+    if record.state == "engine_failed":
+        return record.failure is None or record.failure.kind == "infeasible"
+    return record.state in ("unsettled", "disproved")
+
+
+def _candidate(
+    configuration: Configuration, searched: Sequence[_Scored], fresh: Sequence[_Scored], veto: str
+) -> Candidate:
+    speaking = fresh or searched
+    return Candidate(
+        configuration=configuration,
+        searched=tuple(x.score for x in searched),
+        fresh=tuple(x.score for x in fresh),
+        windows=sum(x.windows for x in speaking),
+        error=math.sqrt(np.mean([x.variance for x in speaking])),
+        ending=worst_ending([x.ending for x in speaking]),
+        veto=veto,
+    )
+
+
+def _scores(record: TrialRecord, target: Target, rule: StabilityRule) -> list[_Scored]:
+    """One score for each launch that has windows of every workload of the target."""
+    boards = [launch_values(record.windows, workload, target.metric) for workload in target.workloads]
+    scored = []
+    for launch in sorted(set.intersection(*(set(board) for board in boards))):
+        values = [board[launch] for board in boards]
+        verdicts = [judge_windows(windows, rule) for windows in values]
+        errors = [in_launch_variance([x], [v]) / len(v.used) for x, v in zip(values, verdicts, strict=True)]
+        score = float(np.exp(logs([v.value for v in verdicts]).mean()))
+        ending = worst_ending([v.ending or "capped" for v in verdicts])
+        windows = sum(len(v.used) for v in verdicts)
+        scored.append(_Scored(score, sum(errors) / len(errors) ** 2, windows, ending))
+    return scored
+
+
+def noise_of(field: Sequence[Candidate], prior_sd: float, prior_dof: float = 4.0) -> LaunchNoise:
+    """The launch noise of these candidates, pooled over those launched more than once.
+
+    Search and finals make two groups: what the search picked was lucky in it, which is no launch noise.
+    """
+    floor = math.sqrt(np.mean([c.error**2 for c in field])) if field else 0.0
+    groups = [launches for c in field for launches in (c.searched, c.fresh)]
+    return pooled(prior_sd, groups, prior_dof, floor)

@@ -198,6 +198,9 @@ class Workload(Frozen):
         else:
             prompt = texts.generate_prompt(rng, self.prompt_tokens)
         body = self._body(mark, prompt, begun)
+        if kind == "tool_loop":
+            # A turn ends by itself: its length is what the model makes of it, `output_tokens` only a bound.
+            body = {**body, "ignore_eos": False, "tools": [texts.WEATHER_TOOL], "tool_choice": "auto"}
         return Request(index, kind, phase, self._path, body, self.output_tokens, at_s, expect)
 
     @property

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 __all__ = [
+    "WEATHER_TOOL",
     "edit_prompt",
     "generate_prompt",
     "needle_prompt",
@@ -145,6 +146,20 @@ def needle_prompt(rng: random.Random, tokens: int, depth: float) -> tuple[str, s
 def shared_tail(rng: random.Random) -> str:
     """A short question after a shared prefix."""
     return f"\n\nCase {salt(rng)}: {_sentence(rng)} Continue the account.\n\n"
+
+
+WEATHER_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Today's weather in a town.",
+        "parameters": {
+            "type": "object",
+            "properties": {"town": {"type": "string", "description": "The name of the town."}},
+            "required": ["town"],
+        },
+    },
+}
 
 
 def place(rng: random.Random) -> str:

@@ -39,8 +39,8 @@ _MAKING = ".making-"
 class EnvironmentRequest(BaseModel):
     """Which engine is wanted: a `requirement` to build, or an interpreter to `adopt` as it is.
 
-    `python` is a path or a version such as `3.12`; `constraints`, and `packages` to have beside the engine, are
-    requirements; `torch_backend` is uv's word for where torch comes from (`auto`, `cu130`).
+    `python` is a path or a version such as `3.12`; `constraints`, and `packages` to have beside the engine,
+    are requirements; `torch_backend` is uv's word for where torch comes from (`auto`, `cu130`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

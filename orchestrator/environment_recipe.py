@@ -34,15 +34,15 @@ RECIPE_VERSION = 1
 
 # On a CPU these are either CUDA builds or never used; text models need none of them.
 _CPU_DROPS = ("torchvision", "torchaudio", "torchcodec", "triton")
-_MEMORY_FLAGS = ("--gpu-memory-utilization", "--kv-cache-memory-bytes")
-_FOREIGN = (
+_MEMORY_FLAGS = {"--gpu-memory-utilization", "--kv-cache-memory-bytes"}
+_FOREIGN = {
     "PYTHONPATH",
     "PYTHONHOME",
     "PYTHONDONTWRITEBYTECODE",
     "VIRTUAL_ENV",
     "UV",
     "CUDA_VISIBLE_DEVICES",
-)
+}
 _FOREIGN_PREFIXES = ("RAY_", "MLFLOW_", "REPEAK_", "PIP_", "UV_")
 _LINEAR_KEYS = ("linear_num_value_heads", "linear_conv_kernel_dim")
 
@@ -142,9 +142,14 @@ def default_arguments(flavour: Flavour, given: Collection[str] = (), *, bfloat16
     """
     if flavour != "cpu":
         return []
-    dtype = [] if "--dtype" in given else ["--dtype", "bfloat16" if bfloat16 else "float32"]
-    eager = [] if {"--enforce-eager", "--no-enforce-eager"} & set(given) else ["--enforce-eager"]
+    flags = _flags(given)
+    dtype = [] if "--dtype" in flags else ["--dtype", "bfloat16" if bfloat16 else "float32"]
+    eager = [] if flags & {"--enforce-eager", "--no-enforce-eager"} else ["--enforce-eager"]
     return [*dtype, *eager]
+
+
+def _flags(words: Collection[str]) -> set[str]:
+    return {word.split("=", 1)[0].replace("_", "-") for word in words if word.startswith("--")}
 
 
 def launch_env(
@@ -172,15 +177,20 @@ def launch_env(
         if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
     }
     if flavour == "cpu":
-        own = {**_cpu_env(given), **own}
-    hub = (
-        {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        if Path(model).expanduser().is_dir() and model
-        else {}
-    )
+        # Unbound and single-threaded: bound threads spin against whatever else runs on their cores.
+        own = {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            **own,
+        }
+        if _flags(given) & _MEMORY_FLAGS:
+            # The variable, a user's own included, would silently win over the flag.
+            del own["VLLM_CPU_KVCACHE_SPACE"]
+    local = bool(model) and Path(model).expanduser().is_dir()
     return {
         **own,
-        **hub,
+        **({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if local else {}),
         "PATH": f"{python.parent}:{inherited.get('PATH', '/usr/bin:/bin')}",
         # An engine's working directory must not shadow its modules.
         "PYTHONSAFEPATH": "1",
@@ -193,9 +203,3 @@ def launch_env(
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
     }
-
-
-def _cpu_env(given: Collection[str]) -> dict[str, str]:
-    # Unbound and single-threaded: bound threads spin against whatever else runs on their cores.
-    threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    return threads if set(_MEMORY_FLAGS) & set(given) else {**threads, "VLLM_CPU_KVCACHE_SPACE": "1"}

@@ -18,6 +18,7 @@ __all__ = ["UvSettings", "pip_configuration", "redact", "uv_settings"]
 
 # Read for every key: pip's own order of sections, the later one winning.
 _SECTIONS = ("global", "install")
+_FOREIGN = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
 _TRUE = {"1", "true", "yes", "on", "y", "t"}
 
 
@@ -46,19 +47,14 @@ def pip_configuration(environ: Mapping[str, str], *, prefix: Path | None = None)
     Raises:
         PlanError: One of the files cannot be read as a pip configuration.
     """
-    merged: dict[tuple[str, str], str] = {}
+    sections: dict[str, dict[str, str]] = {name: {} for name in _SECTIONS}
     for file in _files(environ, prefix or Path(sys.prefix)):
-        merged.update(_read(file))
-    options = {
-        name: value
-        for wanted in _SECTIONS
-        for (section, name), value in merged.items()
-        if section == wanted and value
+        for section, values in _read(file).items():
+            sections.get(section, {}).update(values)
+    variables = {_option(name[4:]): value for name, value in environ.items() if name.startswith("PIP_")}
+    return {
+        name: value for values in (*sections.values(), variables) for name, value in values.items() if value
     }
-    for name, value in environ.items():
-        if name.startswith("PIP_") and value:
-            options[_option(name.removeprefix("PIP_"))] = value
-    return options
 
 
 def _files(environ: Mapping[str, str], prefix: Path) -> list[Path]:
@@ -74,19 +70,14 @@ def _files(environ: Mapping[str, str], prefix: Path) -> list[Path]:
     return [file for file in [*files, *([Path(chosen)] if chosen else [])] if file.is_file()]
 
 
-def _read(file: Path) -> dict[tuple[str, str], str]:
+def _read(file: Path) -> dict[str, dict[str, str]]:
     parser = configparser.RawConfigParser()
     try:
         parser.read_string(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, configparser.Error) as error:
-        raise PlanError(
-            f"{file} cannot be read as pip's configuration: {error}", "Mend or remove the file."
-        ) from error
-    return {
-        (section, _option(name)): value
-        for section in parser.sections()
-        for name, value in parser[section].items()
-    }
+        what = f"{file} cannot be read as pip's configuration: {redact(str(error))}"
+        raise PlanError(what, "Mend or remove the file.") from error
+    return {name: {_option(key): value for key, value in parser[name].items()} for name in parser.sections()}
 
 
 def _option(name: str) -> str:
@@ -94,17 +85,14 @@ def _option(name: str) -> str:
 
 
 def uv_settings(environ: Mapping[str, str], *, prefix: Path | None = None) -> UvSettings:
-    """Uv's settings that find the same packages as pip would here; a `UV_*` of the user's own wins.
+    """The settings with which uv finds what pip would find here; a `UV_*` of the user's own wins.
 
-    `PIP_*` and what would turn uv's bytecode off are left out of the environment.
+    Local paths come out absolute, since uv is run elsewhere.
     """
     options = pip_configuration(environ, prefix=prefix)
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith("PIP_")
-        and name not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV")
-    }
+    kept = {n: value for n, value in environ.items() if n not in _FOREIGN and not n.startswith("PIP_")}
+    if "UV_FIND_LINKS" in kept:
+        kept["UV_FIND_LINKS"] = ",".join(map(_absolute, kept["UV_FIND_LINKS"].split(",")))
     translated = _translate(options, kept)
     arguments = ("--no-index",) if options.get("no-index", "").lower() in _TRUE else ()
     # A download of an interpreter is never what a build here means, so this is not the user's to widen.
@@ -119,7 +107,7 @@ def _translate(options: Mapping[str, str], kept: Mapping[str, str]) -> dict[str,
         "ALL_PROXY": options.get("proxy"),
         "UV_HTTP_TIMEOUT": options.get("timeout") or options.get("default-timeout"),
         "UV_INSECURE_HOST": options.get("trusted-host"),
-        "UV_CONSTRAINT": options.get("constraint"),
+        "UV_CONSTRAINT": " ".join(map(_absolute, options.get("constraint", "").split())),
         "UV_FIND_LINKS": ",".join(map(_absolute, filter(_present, options.get("find-links", "").split()))),
         # Set by the user under either name, an index of theirs is the index.
         "UV_DEFAULT_INDEX": None if "UV_INDEX_URL" in kept else options.get("index-url"),

@@ -63,7 +63,25 @@ class Uv:
             UvFailed: It failed, or was ended after `timeout_s`.
         """
         started = time.monotonic()
-        child = subprocess.Popen(
+        with self._start(command, cwd) as child:
+            timer = threading.Timer(timeout_s, _end, [child])
+            timer.start()
+            try:
+                said = "\n".join([self._heard(line, silent=silent) for line in child.stderr or ()])
+                code = child.wait()
+            finally:
+                timer.cancel()
+                _end(child)
+        if code != 0:
+            late = time.monotonic() - started >= timeout_s
+            step = " ".join(["uv", *(word for word in command[:2] if word.isalpha())])
+            raise UvFailed(
+                step, f"{said}\n" + (f"ended after {timeout_s:.0f} s" if late else f"exit code {code}")
+            )
+        return said
+
+    def _start(self, command: Sequence[str], cwd: Path | None) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             [self.binary, *command],
             env=self.environ,
             cwd=cwd,
@@ -74,21 +92,6 @@ class Uv:
             errors="replace",
             start_new_session=True,
         )
-        timer = threading.Timer(timeout_s, _end, [child])
-        timer.start()
-        try:
-            said = "\n".join([self._heard(line, silent=silent) for line in child.stderr or ()])
-            code = child.wait()
-        finally:
-            timer.cancel()
-            _end(child)
-        if code != 0:
-            late = time.monotonic() - started >= timeout_s
-            step = " ".join(["uv", *(word for word in command[:2] if word.isalpha())])
-            raise UvFailed(
-                step, f"{said}\n" + (f"ended after {timeout_s:.0f} s" if late else f"exit code {code}")
-            )
-        return said
 
     def _heard(self, line: str, *, silent: bool) -> str:
         clean = redact(line.rstrip())

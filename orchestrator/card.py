@@ -1,4 +1,4 @@
-"""Cards by name: memory bandwidth and dense peak rates from their makers' data sheets; memory is read live."""
+"""Cards by name: bandwidth and dense peak rates from their makers' data sheets; memory is read live."""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ from .model_parameters import Family, count_parameters, head_dim, linear_widths,
 __all__ = ["Attention", "ModelShape", "State", "describe"]
 
 Kind = Literal["full", "sliding", "state", "none"]
+FULL: Kind = "full"
+SLIDING: Kind = "sliding"
 KINDS: dict[str, Kind] = {
     **dict.fromkeys(("full_attention", "attention", "*"), "full"),
     "sliding_attention": "sliding",
@@ -174,9 +176,9 @@ def _kinds(text: Fields, family: Family, layers: int) -> tuple[Kind, ...]:
         return _every(layers, text.integer("sliding_window_pattern", default=default), "sliding")
     qwen = "qwen" in family.name
     if not text.maybe_integer("sliding_window") or not text.flag("use_sliding_window", not qwen):
-        return ("full",) * layers
+        return (FULL,) * layers
     first = text.integer("max_window_layers", default=0, low=0) if qwen else 0
-    return ("full",) * min(first, layers) + ("sliding",) * max(0, layers - first)
+    return (FULL,) * min(first, layers) + (SLIDING,) * max(0, layers - first)
 
 
 def _every(layers: int, interval: int, others: Kind) -> tuple[Kind, ...]:

@@ -1,0 +1,40 @@
+"""Owns one engine server until it is killed: prints the pids it knows as JSON, then waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+from orchestrator.clock import SystemClock
+from orchestrator.engine_server import EngineServer, ServerLimits
+
+run_dir, running_dir, cookie, wait_for_ready = (
+    Path(sys.argv[1]),
+    Path(sys.argv[2]),
+    sys.argv[3],
+    sys.argv[4] == "ready",
+)
+server = EngineServer(
+    sys.argv[5:],
+    dict(os.environ),
+    run_dir=run_dir,
+    cookie=cookie,
+    limits=ServerLimits(stop_grace_s=1.0, tree_grace_s=0.5, orphan_grace_s=0.5),
+    clock=SystemClock(),
+    running_dir=running_dir,
+)
+
+
+def show(text: str) -> None:
+    print(json.dumps(text), flush=True)
+
+
+if not wait_for_ready:
+    server.start(show)
+with server:
+    server.start(lambda _: None)
+    show("ready")
+    threading.Event().wait(300)

@@ -210,10 +210,12 @@ class SearchSpace(BaseModel):
         known = self._names | words | DRAFTERS.keys()
         for index, text in enumerate(self.forbid):
             try:
-                for word in sorted(bare_words(text) - known):
+                unknown = sorted(bare_words(text) - known)
+                for word in unknown:
                     close = [f"; did you mean {one}?" for one in get_close_matches(word, known, n=1)]
                     yield ("forbid", index), f"{word} is neither a knob nor a value{''.join(close)}"
-                holds(text, {knob.name: knob.first for knob in self.knobs}, self._names)
+                if not unknown:
+                    holds(text, {knob.name: knob.first for knob in self.knobs}, self._names)
             except ValueError as error:
                 yield ("forbid", index), str(error)
 

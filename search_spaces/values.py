@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 
 from .configuration import Scalar
 
@@ -35,6 +36,11 @@ class Values(BaseModel):
         if isinstance(given, bool | int | float | str):
             return {"choices": [given]}
         return {"choices": given} if isinstance(given, list | tuple) else given
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        scalar = {"type": ["boolean", "number", "string"]}
+        return {"anyOf": [scalar, {"type": "array", "items": scalar, "minItems": 1}, handler(core)]}
 
     @model_validator(mode="after")
     def _one_form(self) -> Values:

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,68 +52,58 @@ class Fields:
         return self.values.get(name) is not None
 
     def broken(self, name: str, wanted: str) -> PlanError:
-        found = repr(self.values.get(name))
-        shown = found if len(found) <= 40 else found[:37] + "..."
-        return PlanError(
-            f"{self.where}: {name} must be {wanted}, found {shown}.", "Repair the model's config."
-        )
+        found = repr(self.values.get(name))[:40]
+        return PlanError(f"{self.where}: {name} must be {wanted}, found {found}.", "Repair that file.")
+
+    def _checked(self, name: str, wanted: str, good: Callable[[Any], bool]) -> Any:
+        value = self.values.get(name)
+        if value is not None and not good(value):
+            raise self.broken(name, wanted)
+        return value
 
     def maybe_integer(self, *names: str, low: int = 1, high: int = MAX_VALUE) -> int | None:
         """The first of the names that is present; None where all are absent or null."""
-        for name in names:
-            value = self.values.get(name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise self.broken(name, f"a whole number from {low} to {high}")
-            return value
-        return None
+        wanted = f"a whole number from {low} to {high}"
+        found = (
+            self._checked(name, wanted, lambda value: type(value) is int and low <= value <= high)
+            for name in names
+        )
+        return next((value for value in found if value is not None), None)
 
     def integer(self, *names: str, default: int | None = None, low: int = 1, high: int = MAX_VALUE) -> int:
         value = self.maybe_integer(*names, low=low, high=high)
-        if value is None:
-            value = default
-        if value is None:
-            raise PlanError(
-                f"{self.where}: {names[0]} is missing.", "Use a complete config.json of the model."
-            )
-        return value
+        found = default if value is None else value
+        if found is None:
+            raise PlanError(f"{self.where}: {names[0]} is missing.", "Use a complete config.json.")
+        return found
 
     def number(self, name: str, default: float) -> float:
-        value = self.values.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_VALUE:
-            raise self.broken(name, f"a number above 0 and up to {MAX_VALUE}")
-        return float(value)
+        wanted = f"a number above 0 and up to {MAX_VALUE}"
+        value = self._checked(
+            name, wanted, lambda value: type(value) in (int, float) and 0 < value <= MAX_VALUE
+        )
+        return default if value is None else float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        value = self.values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.broken(name, "true or false")
-        return value
+        value = self._checked(name, "true or false", lambda value: isinstance(value, bool))
+        return default if value is None else bool(value)
 
     def text(self, name: str, default: str = "") -> str:
-        value = self.values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, str) or len(value) > 1_000:
-            raise self.broken(name, "a short text")
-        return value
+        value = self._checked(
+            name, "a short text", lambda value: isinstance(value, str) and len(value) <= 1_000
+        )
+        return default if value is None else str(value)
 
     def items(self, name: str, of: type[str | int], limit: int = 10_000) -> tuple[Any, ...] | None:
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, list) or len(value) > limit or any(type(item) is not of for item in value):
-            raise self.broken(name, f"a list of at most {limit} {of.__name__}")
-        return tuple(value)
+        def good(value: Any) -> bool:
+            return isinstance(value, list) and len(value) <= limit and all(type(item) is of for item in value)
+
+        value = self._checked(name, f"a list of at most {limit} {of.__name__}", good)
+        return None if value is None else tuple(value)
 
     def section(self, name: str) -> Fields:
         """A nested object; empty where it is absent."""
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise self.broken(name, "an object")
+        value = self._checked(name, "an object", lambda value: isinstance(value, dict))
         return Fields(value or {}, f"{self.where}: {name}")
 
 

@@ -69,13 +69,11 @@ def test_a_huge_config_is_refused_without_being_read(tmp_path) -> None:
     tracemalloc.stop()
 
 
-def test_the_largest_config_allowed_stays_within_bounds(tmp_path) -> None:
-    text = '{"a": [' + "[]," * 1_390_000 + "1]}"
+def test_memory_for_a_dense_config_is_a_small_multiple_of_its_size(tmp_path) -> None:
+    text = '{"a": [' + "[]," * 100_000 + "1]}"
     tracemalloc.start()
-    begun = time.monotonic()
     read_config(write(tmp_path, text))
-    assert time.monotonic() - begun < 10
-    assert tracemalloc.get_traced_memory()[1] < 300 * 2**20
+    assert tracemalloc.get_traced_memory()[1] < 50 * len(text)
     tracemalloc.stop()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -71,6 +72,13 @@ class Recipe(BaseModel):
     def overrides(self) -> tuple[str, ...]:
         """Lines of uv's overrides file: each dropped package under a condition that never holds."""
         return tuple(f'{name} ; sys_platform == "never"' for name in self.drops)
+
+    def refuses(self, lock: str) -> str | None:
+        """The CPU build of torch in the lock of an engine for GPUs, where a folder of wheels put it first."""
+        if self.version is None or "cpu" in (self.distribution + self.version + str(self.torch_backends)):
+            return None
+        found = re.search(r"^torch==\S*\+cpu\b", lock, re.MULTILINE)
+        return found.group() if found else None
 
 
 def recipe_for(requirement: str, torch_backend: str | None = None) -> Recipe:

@@ -144,12 +144,20 @@ def install(
 
 def _lock(steps: Uv, directory: Path, recipe: Recipe, limits: Sequence[str]) -> tuple[str, ...]:
     """Resolves into `lock.txt`; returns the arguments that say where packages were found."""
+    style = ("--generate-hashes", "--no-header", "--no-annotate", "--output-file", "lock.txt")
     for number, backend in enumerate(recipe.torch_backends, start=1):
         source = (*steps.arguments, *(("--torch-backend", backend) if backend else ()))
-        style = ("--generate-hashes", "--no-header", "--no-annotate", "--output-file", "lock.txt")
-        command = ("pip", "compile", "--python", "bin/python", *source, *style, *limits, "wanted.txt")
+        command = ("pip", "compile", "--python", "bin/python", *source, *style, *limits)
         try:
-            steps.run(*command, timeout_s=_RESOLVE_TIMEOUT_S, cwd=directory)
+            steps.run(*command, "wanted.txt", timeout_s=_RESOLVE_TIMEOUT_S, cwd=directory)
+            wrong = recipe.refuses((directory / "lock.txt").read_text(encoding="utf-8"))
+            if wrong:
+                steps.progress(f"{wrong} does not fit {recipe.requirement}; resolving without it")
+                (directory / "refused.txt").write_text(wrong.replace("==", "!=") + "\n", encoding="utf-8")
+                refused = ("--constraints", "refused.txt")
+                steps.run(*command, *refused, "wanted.txt", timeout_s=_RESOLVE_TIMEOUT_S, cwd=directory)
+                # The lock's `torch==X` alone would be satisfied by `X+cpu` once more.
+                source = (*source, *refused)
         except UvFailed as failure:
             if number == len(recipe.torch_backends) or "+cpu" not in failure.text:
                 raise
@@ -190,6 +198,8 @@ def explain(failure: UvFailed, recipe: Recipe, steps: Uv) -> RepeakError:
             " index of CPU wheels reachable, which uv's --torch-backend cpu asks.",
         )
     hint = "Check pip's index settings, the network, the Python version and the constraints."
+    if recipe.torch_backends[-1] and not recipe.cpu:
+        hint += " A torch_backend asks PyTorch's own index: leave it out where that cannot be reached."
     return EnvironmentBroken(
         f"{recipe.requirement} could not be installed, {failure.step} failed:\n{tail}", hint
     )

@@ -191,6 +191,17 @@ def test_an_engine_that_cannot_be_imported_is_no_environment(machine: Machine) -
     assert machine.left == []
 
 
+def test_a_folder_with_a_cpu_torch_does_not_turn_an_engine_for_gpus_into_one_for_the_cpu(
+    machine: Machine,
+) -> None:
+    for version in ("2.13.0", "2.13.0+cpu"):
+        add_wheel(machine.wheels, "torch", version, {"torch/__init__.py": ""})
+    add_wheel(
+        machine.wheels, "vllm", "3.0", {name: text.format("3.0") for name, text in ENGINE.items()}, "torch"
+    )
+    assert machine.make("vllm==3.0").packages["torch"] == "2.13.0"
+
+
 def test_a_version_that_does_not_exist_is_told_with_its_neighbours(machine: Machine) -> None:
     with pytest.raises(PlanError, match=r"There is no vllm==1\.0\.5") as caught:
         machine.make("vllm==1.0.5")

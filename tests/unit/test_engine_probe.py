@@ -97,7 +97,11 @@ def test_the_script_needs_nothing_but_the_standard_library() -> None:
     assert '"engine"' in done.stdout
 
 
-def test_this_projects_modules_do_not_shadow_those_of_the_engine() -> None:
+def test_modules_where_we_are_do_not_shadow_those_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise AssertionError('shadowed')")
+    monkeypatch.chdir(tmp_path)
     report: dict[str, Any] = probe_interpreter(Path(sys.executable))
     assert report["packages"]["pydantic"]
     assert report["imported"] is None

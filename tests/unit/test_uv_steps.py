@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,10 @@ def test_a_step_that_fails_says_which_and_what_it_said(tmp_path: Path) -> None:
 
 def test_a_step_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     steps = fake_uv(tmp_path, f"sleep 60 & echo $! > {tmp_path}/child; wait")
+    started = time.monotonic()
     with pytest.raises(UvFailed, match="ended after 1 s"):
         steps.run("pip", "sync", timeout_s=1)
+    assert time.monotonic() - started < 30
     stat = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
     assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
@@ -98,6 +101,14 @@ def test_torch_is_sought_where_the_user_has_it_then_in_its_own_index(tmp_path: P
     compiles = [line for line in calls(tmp_path) if "compile " in line]
     assert [("--torch-backend cpu" in line) for line in compiles] == [False, True]
     assert "--torch-backend cpu" in next(line for line in calls(tmp_path) if "sync" in line)
+
+
+def test_a_cpu_torch_that_a_folder_put_first_does_not_get_into_an_engine_for_gpus(tmp_path: Path) -> None:
+    body = """case "$*" in
+"pip compile"*refused.txt*) echo torch==2.13.0 > lock.txt; cp refused.txt ../refused;;
+"pip compile"*) echo torch==2.13.0+cpu > lock.txt;; esac"""
+    assert filled(fake_uv(tmp_path, body), tmp_path, GPU) == b"torch==2.13.0\n"
+    assert (tmp_path / "refused").read_text() == "torch!=2.13.0+cpu\n"
 
 
 def test_a_version_that_does_not_exist_is_not_sought_twice(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from search_spaces.configuration import Configuration
 from trackers.records import Ending, Estimate, Frozen, TrialRecord
@@ -18,12 +19,25 @@ __all__ = ["Candidate", "Target", "candidates", "noise_of"]
 
 
 class Target(Frozen):
-    """What a peak is a peak of: a metric on one workload, or its geometric mean over several."""
+    """What a peak is a peak of: a metric on one workload, or over several their geometric mean or the worst.
+
+    `weights` go with `workloads`; none means all alike.
+    """
 
     name: str
     metric: str
     workloads: tuple[str, ...]
     lower_is_better: bool = False
+    join: Literal["mean", "worst"] = "mean"
+    weights: tuple[float, ...] = ()
+
+    def share(self, values: Sequence[float]) -> NDArray[np.float64]:
+        """What each workload's value (metric's unit) weighs in the joined one; sums to 1."""
+        if self.join == "worst":
+            worst = np.argmax(values) if self.lower_is_better else np.argmin(values)
+            return np.asarray(np.arange(len(values)) == worst, dtype=np.float64)
+        weights = np.asarray(self.weights or [1.0] * len(values))
+        return np.asarray(weights / weights.sum())
 
     def score(self, launches: Sequence[float]) -> float:
         """Mean log of launch means, higher is better."""
@@ -119,10 +133,11 @@ def _scores(record: TrialRecord, target: Target, rule: StabilityRule) -> list[_S
         values = [board[launch] for board in boards]
         verdicts = [judge_windows(windows, rule) for windows in values]
         errors = [in_launch_variance([x], [v]) / len(v.used) for x, v in zip(values, verdicts, strict=True)]
-        score = float(np.exp(logs([v.value for v in verdicts]).mean()))
+        share = target.share([v.value for v in verdicts])
+        score = math.exp(share @ logs([v.value for v in verdicts]))
         ending = worst_ending([v.ending or "capped" for v in verdicts])
         windows = sum(len(v.used) for v in verdicts)
-        scored.append(_Scored(score, sum(errors) / len(errors) ** 2, windows, ending))
+        scored.append(_Scored(score, float(share**2 @ errors), windows, ending))
     return scored
 
 

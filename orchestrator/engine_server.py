@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,7 +34,7 @@ from .watched_process import WatchedProcess
 
 __all__ = ["EngineServer", "Ready", "ServerLimits", "Stopped", "read_ends"]
 
-POLL_S = 0.25
+POLL_S = 0.5
 LOG_HEAD_BYTES, LOG_TAIL_BYTES, STATUS_BYTES = 256 << 10, 2 << 20, 16 << 10
 
 
@@ -132,19 +132,16 @@ class EngineServer:
         self._progress = progress
         self._begun = self.clock.monotonic()
         self._heed_abort()
-        try:
-            return self._attempt(self.port or free_port())
-        except EngineFailed:
-            self.stop()
-            if self._failure is None or self._failure.cause != "port_taken":
-                raise
-        progress("the port was taken, trying another one")
-        self._failure = self._stopped = None
-        try:
-            return self._attempt(free_port())
-        except EngineFailed:
-            self.stop()
-            raise
+        ports = [self.port or free_port(), None]
+        while True:
+            try:
+                return self._attempt(ports.pop(0) or free_port())
+            except EngineFailed:
+                self.stop()
+                if not ports or self._failure is None or self._failure.cause != "port_taken":
+                    raise
+            progress("the port was taken, trying another one")
+            self._failure = self._stopped = self._watched = None
 
     def stop(self) -> Stopped:
         """End the engine's whole tree and confirm that it is gone; safe to call again and from any thread."""
@@ -174,9 +171,9 @@ class EngineServer:
 
     def failure(self) -> Failure | None:
         """Why the engine is dead though nobody asked it to stop; None while it runs, or was stopped."""
-        if self._failure is None and self._stopped is None and self._watched is not None:
+        if self._failure is None and self._watched is not None:
             self._watched.hear(0)
-            if self._watched.dead and not self._aborted.is_set():
+            if self._watched.dead and not self._watched.asked:
                 self._fail()
         return self._failure
 
@@ -198,24 +195,18 @@ class EngineServer:
                 raise self._fail(f"something else listens on port {port}: Address already in use")
             if ours and self._ask(port, "/health")[0] == http.client.OK:
                 self._answered = True
-                return self._prove(port, watched)
+                ready = self._prove(port, watched)
+                if listener_belongs_to(port, watched.root_pid):
+                    return ready
 
     def _launch(self, port: int) -> WatchedProcess:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.log_path.write_bytes(b"")
         self._answered = False
         self._register()
-        limits = self.limits
-        spec = {
-            "argv": [*self.argv, "--host", "127.0.0.1", "--port", str(port)],
-            "env": self.env,
-            "log": str(self.log_path),
-            "log_limit_bytes": limits.log_limit_bytes,
-            "owner": identify(os.getpid()),
-            "grace_s": limits.stop_grace_s,
-            "tree_grace_s": limits.tree_grace_s,
-            "orphan_grace_s": limits.orphan_grace_s,
-        }
+        argv = [*self.argv, "--host", "127.0.0.1", "--port", str(port)]
+        told = {"argv": argv, "env": self.env, "log": str(self.log_path), "owner": identify(os.getpid())}
+        spec = {**asdict(self.limits), **told}
         watched = self._watched = WatchedProcess(spec, self.cookie, self.run_dir / "watchdog.log")
         while "started" not in watched.events:
             self._wait()
@@ -296,7 +287,7 @@ class EngineServer:
         return readable
 
     def _heed_abort(self) -> None:
-        if self._aborted.is_set():
+        if self._aborted.is_set() or (self._watched and self._watched.asked):
             self.abort()  # again: the first time may have come before there was a watchdog
             raise Interrupted("The start of the engine was interrupted.")
 

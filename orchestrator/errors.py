@@ -8,6 +8,7 @@ RepeakError
 ├── JournalError         the record on disk cannot be read or written
 ├── TrackerError         the MLflow store cannot be used
 ├── ClusterError         Ray did not start, or has not what the plan asks for
+├── SlotLost             the worker that held an engine died under it
 ├── LockHeld             another run holds the lock
 └── Interrupted          the user asked to stop
 """
@@ -24,6 +25,7 @@ __all__ = [
     "MeasurementFailed",
     "PlanError",
     "RepeakError",
+    "SlotLost",
     "TrackerError",
 ]
 
@@ -77,6 +79,10 @@ class TrackerError(RepeakError):
 
 class ClusterError(RepeakError):
     pass
+
+
+class SlotLost(RepeakError):
+    exit_code = 3
 
 
 class LockHeld(RepeakError):

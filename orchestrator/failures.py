@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import Literal
 
 from trackers.records import Failure
@@ -123,6 +124,8 @@ def without_pattern(
 ) -> tuple[str, str]:
     """The cause where no known error is written, and what stands for evidence then."""
     seen = f"exit code {exit_code}" if exit_code else ""
+    if exit_code is not None and -exit_code in {number.value for number in signal.Signals}:
+        seen = f"ended by {signal.Signals(-exit_code).name}"
     if exit_code in {-4, 132}:
         return "illegal_instruction", seen
     if timed_out:

@@ -35,8 +35,6 @@ from .simulated_surface import Surface
 
 __all__ = ["main"]
 
-_CHILD = "import signal\nsignal.pause()"
-_DEAF_CHILD = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()"
 _EARLY = ("unsupported_drafter", "batch_below_seqs", "draft_slots_over_budget")
 _NOT_KNOBS = ("command", "model_tag", "host", "port", "served_model_name", "api_key", "speculative_config")
 
@@ -100,12 +98,14 @@ async def _serve(
 ) -> None:
     model, surface = str(values["model"]), simulation.surface
     faults = simulation.faults_for(launch, values)
-    if faults.get("ignore_term"):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    say_start(args, values, surface)
     children = [_child() for _ in range(simulation.children)]
+    # What is ignored when a child starts is ignored by it as well.
+    usual = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if faults.get("grandchild"):
-        _child(_DEAF_CHILD, apart=True)
+        _child(apart=True)
+    if not faults.get("ignore_term"):
+        signal.signal(signal.SIGTERM, usual)
+    say_start(args, values, surface)
     await asyncio.sleep(simulation.start_s / simulation.speed)
     _die_at_start(faults, values, surface)
     if cause := surface.failure(values):
@@ -154,9 +154,9 @@ async def _until_stopped(
     os._exit(1 if server.dead else 0)
 
 
-def _child(code: str = _CHILD, *, apart: bool = False) -> subprocess.Popen[bytes]:
+def _child(*, apart: bool = False) -> subprocess.Popen[bytes]:
     """A process that waits to be ended, even when its parent is gone."""
-    command = ["VLLM::EngineCore", "-S", "-E", "-c", code]
+    command = ["VLLM::EngineCore", "-S", "-E", "-c", "import signal; signal.pause()"]
     return subprocess.Popen(command, executable=sys.executable, start_new_session=apart)
 
 

@@ -1,4 +1,4 @@
-"""An engine environment whose engine is the simulated one: every other part sees what it sees of a real one."""
+"""An engine environment whose engine is the simulated one: other parts see what they see of a real one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MAIN = "from orchestrator.simulated_engine import main\n\nmain()\n"
 def simulated_environment(simulation: Simulation, directory: Path) -> EngineEnvironment:
     """Write a simulation and the commands that serve it into a directory.
 
-    `bin/python -m vllm.entrypoints.cli.main serve` and `bin/vllm serve` start the simulated engine; its version
-    carries the label `+simulated` wherever a version is shown. Made again, a directory counts its starts anew.
+    `bin/python -m vllm.entrypoints.cli.main serve` and `bin/vllm serve` start the simulated engine; its
+    version is labelled `+simulated` wherever one is shown. Made again, a directory counts its starts anew.
     """
     version = f"{simulation.surface.version}+simulated"
     for part in ("bin", "site/vllm/entrypoints/cli", "site/vllm/platforms", f"site/vllm-{version}.dist-info"):

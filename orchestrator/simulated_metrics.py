@@ -47,7 +47,8 @@ class Counters:
     def page(self, gauges: Mapping[str, float], cache: Mapping[str, str]) -> str:
         """The whole exposition: `gauges` by name, `cache` the labels of cache_config_info."""
         names = (*_SPECULATION, *COUNTERS) if self.accepted_at else COUNTERS
-        lines = [line for name in names for line in self._counter(name, [({}, self.count[name])])]
+        lines = ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {self.created!r}"]
+        lines += [line for name in names for line in self._counter(name, [({}, self.count[name])])]
         if self.accepted_at:
             rows = [({"position": str(at)}, value) for at, value in enumerate(self.accepted_at)]
             lines += self._counter("spec_decode_num_accepted_tokens_per_pos", rows)

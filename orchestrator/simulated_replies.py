@@ -44,7 +44,7 @@ def asked_of(body: Mapping[str, Any]) -> Asked:
         text = "\n".join(_content(message) for message in body["messages"])
         asked = Asked(tokenized(text), text)
         if body["messages"][-1]["role"] == "tool":
-            asked.words = _content(body["messages"][-1]).split()
+            asked.words, asked.reason = re.findall(r"\s*\S+", _content(body["messages"][-1])), "stop"
         elif body.get("tools") and body.get("tool_choice") != "none":
             function = body["tools"][0]["function"]
             arguments = json.dumps(_instance(function.get("parameters", {}), text))

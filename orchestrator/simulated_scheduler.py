@@ -64,6 +64,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.arrival = asyncio.Event()
         self.started_s = self.now = time.monotonic()
+        self._passes = 0
         self._cache: OrderedDict[int, None] = OrderedDict()
         self._prompts: set[int] = set()
         self._pass_s: dict[int, float] = {}
@@ -91,7 +92,9 @@ class Scheduler:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while not self.faults.get("never_generates"):
+        if self.faults.get("never_generates"):
+            await asyncio.Event().wait()
+        while True:
             if not self.waiting and not self.running:
                 self.arrival.clear()
                 await self.arrival.wait()
@@ -140,7 +143,8 @@ class Scheduler:
 
     def _pass(self, request: Request, step: float, events: dict[Request, Event]) -> bool:
         request.passes += 1
-        at = (request.key + request.passes) * _GOLDEN % 1
+        self._passes += 1
+        at = request.passes * _GOLDEN % 1
         accepted = sum(1 for chance in self._chances(request.workload) if chance > at)
         self._count_drafts(accepted)
         made = (accepted + 1) * request.speedup
@@ -199,6 +203,8 @@ class Scheduler:
 
     def _prefill(self, request: Request) -> list[Event]:
         request.blocks = self._need(request)
+        # Each goes on where the engine's sequence stands, so that requests one after another share one.
+        request.passes = request.passes or self._passes
         self.running.append(request)
         self.now = max(self.now, request.arrived_s)
         request.started_s = request.started_s or self.now

@@ -21,8 +21,8 @@ __all__ = [
 
 # fmt: off
 _SWITCHES = (
-    "enable-prefix-caching", "enable-chunked-prefill", "async-scheduling", "enforce-eager", "disable-log-stats",
-    "trust-remote-code", "enable-auto-tool-choice", "enable-log-requests",
+    "enable-prefix-caching", "enable-chunked-prefill", "async-scheduling", "enforce-eager",
+    "disable-log-stats", "trust-remote-code", "enable-auto-tool-choice", "enable-log-requests",
 )
 _FLAGS = (
     "api-key", "attention-backend", "attention-config", "block-size", "chat-template", "compilation-config",

@@ -181,7 +181,7 @@ class Keeper:
         counts = end_tree(
             lambda: descendants_of([os.getpid()], process_table()),
             self.engine if asked == "stop" else None,
-            grace_s=self.spec["grace_s"],
+            grace_s=self.spec["stop_grace_s"],
             tree_grace_s=self.spec["tree_grace_s"] if asked == "stop" else short,
             pause=self.pump,
             hurried=lambda: self.wish == "end",

@@ -34,7 +34,8 @@ class WatchedProcess:
 
     def __init__(self, spec: dict[str, Any], cookie: str, errors: Path) -> None:
         self.events: dict[str, dict[str, Any]] = {}
-        self.cookie, self.lost, self._spec = cookie, False, spec
+        self.cookie, self._spec = cookie, spec
+        self.lost = self.asked = False
         self._buffer, self._lock = b"", threading.Lock()
         heard, control = os.pipe()
         reports, told = os.pipe()
@@ -94,6 +95,7 @@ class WatchedProcess:
 
     def tell(self, word: Literal["stop", "end"]) -> None:
         """Ask for the polite ladder, or the short one."""
+        self.asked = True
         self._write(word)
 
     def end(self, clock: Clock) -> tuple[int, tuple[int, ...]]:
@@ -102,7 +104,7 @@ class WatchedProcess:
         Where the watchdog does not answer, because it was killed itself, this does its work.
         """
         tree_grace_s = max(self._spec["tree_grace_s"], self._spec["orphan_grace_s"])
-        patience_s = self._spec["grace_s"] + 2 * tree_grace_s + KILL_S + 10
+        patience_s = self._spec["stop_grace_s"] + 2 * tree_grace_s + KILL_S + 10
         self.tell("stop")
         until = clock.monotonic() + patience_s
         while not self.lost and clock.monotonic() < until:

@@ -1,0 +1,234 @@
+"""Ray: the cluster, and one thin actor per engine slot; the only file that knows Ray."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trackers.records import Launch, Measurement
+
+from .errors import ClusterError, Interrupted, RepeakError, SlotLost
+from .local_slot import LocalSlot
+from .slot import EngineSlot, LaunchOrder, LaunchReport
+from .slots import SlotPool
+from .workload import Workload
+
+__all__ = ["RaySlots"]
+
+_READY_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 90.0
+_CALL_MARGIN_S = 120.0
+_WINDOW_TIMEOUT_S = 3600.0
+
+
+class _EngineActor:
+    """Runs in the driver's environment on the engine's node; LocalSlot does the work."""
+
+    def __init__(self, engine: str) -> None:
+        import ray  # noqa: PLC0415 - a worker process pays for it, the driver's start does not
+
+        gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids())
+        self._slot = LocalSlot(engine, gpus=gpus)
+
+    def launch(self, order: LaunchOrder) -> LaunchReport:
+        return self._slot.launch(order)
+
+    def measure(self, workload: Workload, window: int) -> Measurement:
+        return self._slot.measure(workload, window)
+
+    def stop(self) -> Launch | None:
+        return self._slot.stop()
+
+    def status(self) -> str:
+        return self._slot.status()
+
+    def abort(self) -> None:
+        self._slot.abort()
+
+
+class _RaySlot:
+    """EngineSlot over an actor: every call is bounded, an actor that died is SlotLost."""
+
+    def __init__(self, actor: Any, aborted: threading.Event) -> None:
+        self._actor, self._aborted = actor, aborted
+
+    def launch(self, order: LaunchOrder) -> LaunchReport:
+        report: LaunchReport = self._call("launch", order, within_s=order.start_timeout_s + _CALL_MARGIN_S)
+        return report
+
+    def measure(self, workload: Workload, window: int) -> Measurement:
+        measured: Measurement = self._call("measure", workload, window, within_s=_WINDOW_TIMEOUT_S)
+        return measured
+
+    def stop(self) -> Launch | None:
+        closed: Launch | None = self._call("stop", within_s=_STOP_TIMEOUT_S, always=True)
+        return closed
+
+    def status(self) -> str:
+        try:
+            return str(self._call("status", within_s=2.0, always=True))
+        except RepeakError:
+            return "not answering"
+
+    def abort(self) -> None:
+        self._actor.abort.options(concurrency_group="ctl").remote()
+
+    def _call(self, method: str, *args: Any, within_s: float, always: bool = False) -> Any:
+        import ray  # noqa: PLC0415
+
+        group = "ctl" if method in ("status", "abort") else "run"
+        reference = getattr(self._actor, method).options(concurrency_group=group).remote(*args)
+        deadline = time.monotonic() + within_s
+        while True:
+            if self._aborted.is_set() and not always:
+                self.abort()
+                raise Interrupted("The study was stopped.", "Run the same command again to go on.")
+            try:
+                return ray.get(reference, timeout=min(0.5, max(0.01, deadline - time.monotonic())))
+            except ray.exceptions.GetTimeoutError:
+                if time.monotonic() > deadline:
+                    raise SlotLost(
+                        f"The engine's worker did not answer {method} within {within_s:.0f} s.",
+                        "The trial is tried once more elsewhere; look at the host.",
+                    ) from None
+            except ray.exceptions.RayTaskError as error:
+                cause = error.cause
+                raise (cause if isinstance(cause, RepeakError) else SlotLost(str(cause))) from error
+            except ray.exceptions.RayError as error:
+                raise SlotLost(f"The engine's worker died ({type(error).__name__}).") from error
+
+
+class RaySlots:
+    """A pool of actors on a Ray cluster: our own local one, or the user's by address.
+
+    The cluster starts with the first lease, so a study with nothing left to run needs none.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        address: str | None,
+        gpus: int,
+        directory: Path,
+        say: Callable[[str], None],
+        resources: dict[str, float] | None = None,
+    ) -> None:
+        self.count = count
+        self._address, self._gpus, self._directory, self._say = address, gpus, directory, say
+        self._resources = resources or {}
+        self._started = False
+        self._starting = threading.Lock()
+        self._pool: SlotPool[Any] = SlotPool(count, make=self._make, drop=self._drop)
+
+    @contextmanager
+    def lease(self, engine: str) -> Iterator[EngineSlot]:
+        with self._starting:
+            if not self._started:
+                _start_cluster(self._address, self._directory, self._say)
+                self._started = True
+        with self._pool.lease(engine) as actor:
+            yield _RaySlot(actor, self._pool.aborted)
+
+    def abort(self) -> None:
+        self._pool.aborted.set()
+
+    def kill(self) -> None:
+        self._pool.aborted.set()
+        for actor in self._pool.workers():
+            self._drop(actor)
+
+    def status(self) -> dict[str, str]:
+        busy = list(self._pool.busy)
+        return {engine: _RaySlot(actor, self._pool.aborted).status() for engine, actor in busy}
+
+    def close(self) -> None:
+        if self._started:
+            import ray  # noqa: PLC0415
+
+            self._pool.close()
+            ray.shutdown()
+            self._started = False
+
+    def _make(self, engine: str) -> Any:
+        import ray  # noqa: PLC0415
+
+        remote = ray.remote(_EngineActor).options(
+            num_cpus=0,
+            num_gpus=self._gpus,
+            resources=self._resources or None,
+            max_restarts=0,
+            max_task_retries=0,
+            concurrency_groups={"run": 1, "ctl": 4},
+        )
+        actor = remote.remote(engine)
+        try:
+            ray.get(actor.status.options(concurrency_group="ctl").remote(), timeout=_READY_TIMEOUT_S)
+        except ray.exceptions.GetTimeoutError:
+            ray.kill(actor)
+            have = ray.cluster_resources()
+            raise ClusterError(
+                f"No place for an engine slot with {self._gpus} GPU(s) within {_READY_TIMEOUT_S:.0f} s.",
+                f"The cluster has {have.get('GPU', 0):.0f} GPU(s); lower slots.gpus or free some.",
+            ) from None
+        except ray.exceptions.RayError as error:
+            raise SlotLost(f"An engine slot could not start ({type(error).__name__}: {error}).") from error
+        return actor
+
+    def _drop(self, actor: Any) -> None:
+        import ray  # noqa: PLC0415
+
+        ray.kill(actor)
+
+
+def _start_cluster(address: str | None, directory: Path, say: Callable[[str], None]) -> None:
+    """Join the cluster at `address`, or start our own: loopback only, with a token of ours."""
+    _cluster_settings(directory)
+    import ray  # noqa: PLC0415 - settings are read when Ray is imported
+
+    say("starting Ray" if address is None else f"joining Ray at {address}")
+    errors: list[str] = []
+    for _ in range(2):
+        try:
+            ray.init(
+                # Without an address Ray would follow its file of the last cluster, even a dead or foreign one.
+                address=address or "local",
+                include_dashboard=False if address is None else None,
+                log_to_driver=False,
+                logging_level="ERROR",
+                namespace="repeak",
+            )
+        except Exception as error:  # noqa: BLE001 - Ray raises bare exceptions when a start-up step is slow
+            errors.append(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            ray.shutdown()
+        else:
+            return
+    raise ClusterError(
+        f"Ray did not start: {errors[-1]}",
+        "It gives its own processes 30 s; on a busy machine try again, or give --address of a running cluster.",
+    )
+
+
+def _cluster_settings(directory: Path) -> None:
+    """Environment that Ray reads at import: loopback, token authentication, no usage report."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Despite its name this is what makes a Linux cluster of one host listen on loopback only.
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
+        return
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    token = directory / "ray-token"
+    if not token.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        partial = directory / f"ray-token.{os.getpid()}"
+        partial.touch(mode=0o600)
+        partial.write_text(secrets.token_hex(32), encoding="ascii")
+        partial.replace(token)
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)

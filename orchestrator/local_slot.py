@@ -1,0 +1,208 @@
+"""LocalSlot: one engine at a time in this process; what a Ray actor runs, and tests run without Ray."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from trackers.records import Check, Failure, Launch, Measurement
+
+from .clock import Clock, SystemClock
+from .device_memory import MemoryGate
+from .engine_environment import serve_command
+from .engine_log import reported
+from .engine_server import EngineServer, Ready, ServerLimits, read_ends
+from .environment_recipe import launch_env
+from .errors import EngineFailed, Interrupted
+from .evidence import ServerExpectation
+from .fingerprint import live_items
+from .home import home
+from .load_client import measure_window
+from .process_tree import descendants, listener_belongs_to
+from .slot import LaunchOrder, LaunchReport
+from .workload import Workload
+
+__all__ = ["LocalSlot"]
+
+_LOG_BYTES = 4 << 20
+
+
+class LocalSlot:
+    """Owns at most one engine; `status` and `abort` may be called from any thread, the rest from one.
+
+    Args:
+        name: The engine's name, for messages.
+        gpus: The devices this slot may use, as CUDA_VISIBLE_DEVICES writes them; none on a CPU.
+        clock: Time.
+    """
+
+    def __init__(self, name: str, *, gpus: Sequence[str] = (), clock: Clock | None = None) -> None:
+        self.name, self._gpus = name, tuple(gpus)
+        self._clock = clock or SystemClock()
+        self._memory = MemoryGate(self._gpus, self._clock)
+        self._server: EngineServer | None = None
+        self._ready: Ready | None = None
+        self._order: LaunchOrder | None = None
+        self._launch: Launch | None = None
+        self._doing = "idle"
+        self._aborted = threading.Event()
+
+    def launch(self, order: LaunchOrder) -> LaunchReport:
+        """Start the ordered engine; one that failed to start is in the report, its tree already gone."""
+        self._refuse_after_abort()
+        self._doing = "waiting for free memory"
+        argv = [*serve_command(order.environment), order.model, *order.args]
+        self._launch = Launch(
+            launch=order.launch,
+            started_at=self._clock.time(),
+            ready_s=None,
+            argv=tuple(argv),
+            log_path=str(order.run_dir / "engine.log"),
+            cold_caches=not self._caches(order).exists(),
+        )
+        blocked = self._memory.wait()
+        if blocked is not None:
+            self._launch = self._launch.model_copy(update={"failure": blocked})
+            return LaunchReport(launch=self._launch)
+        self._doing = "starting"
+        self._order = order
+        self._server = EngineServer(
+            argv,
+            self._env(order),
+            run_dir=order.run_dir,
+            cookie=f"{order.run_id}-{order.trial_id}-{order.launch}",
+            limits=ServerLimits(start_timeout_s=order.start_timeout_s),
+            clock=self._clock,
+        )
+        if self._aborted.is_set():
+            self._server.abort()
+        try:
+            self._ready = self._server.start(lambda _: None)
+        except EngineFailed as error:
+            self._launch = self._launch.model_copy(update={"failure": self._cause(error)})
+            return LaunchReport(launch=self._launch)
+        return self._report(self._server, self._ready, order)
+
+    def measure(self, workload: Workload, window: int) -> Measurement:
+        """One window against the running engine.
+
+        Raises:
+            EngineFailed: It died meanwhile; `stop` has the classified cause.
+            MeasurementFailed: It lives, but could not be measured.
+        """
+        self._refuse_after_abort()
+        server, ready, order = self._server, self._ready, self._order
+        if server is None or ready is None or order is None:
+            raise EngineFailed("There is no running engine to measure.", "Launch one first.")
+        self._doing = f"measuring {workload.name}, window {window + 1}"
+        try:
+            return measure_window(
+                ready.base_url,
+                workload,
+                model=ready.model_id,
+                launch=order.launch,
+                window=window,
+                server=self._expected(order, ready),
+                clock=self._clock,
+                api_key=order.env.get("VLLM_API_KEY"),
+            )
+        except Exception:
+            self._refuse_after_abort()
+            failure = server.failure()
+            if failure is not None:
+                raise EngineFailed(failure.message, failure.evidence) from None
+            raise
+
+    def stop(self) -> Launch | None:
+        """End the engine's whole tree and confirm it; the launch as it ended, None when there was none."""
+        server, launch = self._server, self._launch
+        if launch is None:
+            return None
+        if server is not None:
+            self._doing = "stopping"
+            failure = launch.failure or server.failure()
+            stopped = server.stop()
+            checks = list(launch.checks)
+            if stopped.left:
+                pids = ", ".join(map(str, stopped.left))
+                checks.append(Check(name="engine_gone", passed=False, detail=f"still there: {pids}"))
+            launch = launch.model_copy(
+                update={"failure": failure, "stopped_s": stopped.seconds, "checks": tuple(checks)}
+            )
+        self._server = self._ready = self._launch = self._order = None
+        self._doing = "idle"
+        return launch
+
+    def status(self) -> str:
+        server = self._server
+        if server is not None and self._ready is None:
+            return f"{self._doing}| {server.status()}"
+        return self._doing
+
+    def abort(self) -> None:
+        self._aborted.set()
+        server = self._server
+        if server is not None:
+            server.abort()
+
+    def _report(self, server: EngineServer, ready: Ready, order: LaunchOrder) -> LaunchReport:
+        facts = reported(read_ends(server.log_path, _LOG_BYTES, _LOG_BYTES))
+        wanted = order.environment.version.split("+", 1)[0]
+        checks = (
+            Check(name="listener_is_ours", passed=True, detail=f"port {ready.port}, pid {ready.pid}"),
+            Check(
+                name="served_version",
+                passed=ready.version.split("+", 1)[0] == wanted if ready.version else None,
+                detail=f"{ready.version or 'not told'}, asked {wanted}",
+            ),
+        )
+        assert self._launch is not None  # noqa: S101 - set by launch
+        self._launch = self._launch.model_copy(
+            update={"ready_s": ready.ready_s, "reported": facts, "checks": checks}
+        )
+        return LaunchReport(
+            launch=self._launch, base_url=ready.base_url, model=ready.model_id, live=live_items(facts)
+        )
+
+    def _expected(self, order: LaunchOrder, ready: Ready) -> ServerExpectation:
+        """What each window is held against: what was asked for, and what the engine said it took."""
+        return ServerExpectation(
+            model=ready.model_id,
+            version=order.environment.version,
+            settings=order.settings,
+            reported=self._launch.reported if self._launch else {},
+            drafter=order.drafter,
+            prefix_caching=order.prefix_caching,
+            engine_pids=tuple(who.pid for who in descendants(ready.pid)),
+            listener=Check(
+                name="listener_is_ours",
+                passed=listener_belongs_to(ready.port, ready.pid),
+                detail=f"port {ready.port}, process {ready.pid}",
+            ),
+        )
+
+    def _cause(self, error: EngineFailed) -> Failure:
+        known = self._server.failure() if self._server else None
+        return known or Failure(cause="unknown", kind="transient", message=error.message, evidence=error.hint)
+
+    def _env(self, order: LaunchOrder) -> dict[str, str]:
+        flags = {argument.split("=", 1)[0] for argument in order.args}
+        env = launch_env(
+            order.environment.flavour,
+            inherited=os.environ,
+            python=order.environment.python,
+            caches=self._caches(order),
+            model=order.model,
+            given=flags,
+        )
+        # Always said, even if empty: an unset variable would show every GPU of the host.
+        return {**env, "CUDA_VISIBLE_DEVICES": ",".join(self._gpus), **order.env}
+
+    def _caches(self, order: LaunchOrder) -> Path:
+        return home() / "caches" / order.environment.key
+
+    def _refuse_after_abort(self) -> None:
+        if self._aborted.is_set():
+            raise Interrupted("The study was stopped.", "Run the same command again to go on.")

@@ -1,0 +1,107 @@
+"""Memory: records of this run and earlier ones; the journal first, then MLflow, then whoever asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from trackers.entries import TrialStarted
+from trackers.journal import Journal
+from trackers.records import Launch, Measurement, TrialRecord
+from trackers.sync import SyncCounts
+
+from .launch_noise import LaunchNoise, pooled
+from .plan import Precision
+from .stability import StabilityRule, judge_windows, launch_values
+
+__all__ = ["Memory", "launch_means"]
+
+
+class Memory:
+    """Thread-safe; one writer per journal.
+
+    Args:
+        journal: Open for writing, refilled from disk.
+        send: Brings MLflow to what the journal says; called after each trial, None where nothing is tracked.
+        warn: Told once when the store is out: the study goes on, the journal is its spool.
+    """
+
+    def __init__(
+        self, journal: Journal, send: Callable[[], SyncCounts] | None, warn: Callable[[str], None]
+    ) -> None:
+        self._journal, self._send, self._warn = journal, send, warn
+        self._lock = threading.RLock()
+        self._records: dict[str, list[TrialRecord]] = {}
+        self._taken: dict[str, int] = {}
+        self.outage = False
+        for record in journal.records():
+            self._records.setdefault(record.study, []).append(record)
+
+    def of(self, study: str) -> list[TrialRecord]:
+        with self._lock:
+            return list(self._records.get(study, ()))
+
+    def all(self) -> list[TrialRecord]:
+        with self._lock:
+            return [record for records in self._records.values() for record in records]
+
+    def next_number(self, study: str) -> int:
+        """Counts up within a study, over all its runs; two threads never get the same."""
+        with self._lock:
+            known = max((record.number for record in self._records.get(study, ())), default=-1)
+            number = max(known, self._taken.get(study, -1)) + 1
+            self._taken[study] = number
+            return number
+
+    def begin(self, start: TrialStarted) -> None:
+        with self._lock:
+            self._journal.begin(start)
+
+    def launch(self, trial_id: str, launch: Launch) -> None:
+        with self._lock:
+            self._journal.launch(trial_id, launch)
+
+    def window(self, trial_id: str, window: Measurement) -> None:
+        with self._lock:
+            self._journal.window(trial_id, window)
+
+    def remember(self, record: TrialRecord) -> None:
+        """On disk before anything else hears of it."""
+        with self._lock:
+            self._journal.trial(record)
+            self._records.setdefault(record.study, []).append(record)
+            if not self.outage:
+                self.send()
+
+    def send(self) -> None:
+        """Bring the store up to date; an outage is told once and mended by the next run or `repeak sync`."""
+        if self._send is None:
+            return
+        with self._lock:
+            counts = self._send()
+        if counts.outage or counts.problems:
+            self._warn(f"MLflow: {'; '.join(counts.problems[:2])} The journal has everything.")
+        self.outage = counts.outage
+
+    def noise(self, workload: str, metric: str, precision: Precision, *, but: str = "") -> LaunchNoise:
+        """Launch noise of this machine and model: configurations launched more than once, and the prior.
+
+        `but` names the configuration about to be judged with it, which must not hide its own disagreement.
+        """
+        groups: dict[tuple[str, str], list[float]] = {}
+        for record in self.all():
+            if record.state == "measured" and record.configuration.key != but:
+                means = launch_means(record, workload, metric, precision.rule())
+                groups.setdefault((record.study, record.configuration.key), []).extend(means)
+        return pooled(precision.launch_noise, [group for group in groups.values() if len(group) > 1])
+
+
+def launch_means(record: TrialRecord, workload: str, metric: str, rule: StabilityRule) -> list[float]:
+    """What each good launch of a trial gave, in the metric's unit: the replicates of every comparison."""
+    good = {launch.launch for launch in record.launches if launch.failure is None}
+    by_launch = launch_values(record.windows, workload, metric)
+    return [
+        judge_windows(values, rule).value
+        for launch, values in by_launch.items()
+        if launch in good and all(value > 0 for value in values)
+    ]

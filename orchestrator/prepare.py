@@ -1,0 +1,187 @@
+"""From a plan to studies: environments found or built, stacks read, everything a launch will need."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from packaging.utils import canonicalize_name
+
+from search_spaces.feasibility import KnownFacts
+from search_spaces.space import SearchSpace
+from trackers.records import StackFingerprint
+
+from .engine_environment import (
+    EngineEnvironment,
+    EnvironmentRequest,
+    existing_environment,
+    make_environment,
+)
+from .environment_recipe import needs_bfloat16
+from .fingerprint import environment_items, model_items, static_stack
+from .home import home
+from .interpreters import probe_interpreter
+from .memory import Memory
+from .orders import Launchpad
+from .plan import EngineSpec, ModelSource, TuningPlan
+from .progress import Progress
+from .serve_line import incumbent_configuration
+from .study import Study
+
+__all__ = ["environments_root", "missing_environments", "prepare_studies", "study_key"]
+
+
+def environments_root() -> Path:
+    return home() / "environments"
+
+
+def missing_environments(plan: TuningPlan) -> list[EngineSpec]:
+    """Engines whose environment a run would have to build first."""
+    return [
+        engine
+        for engine in plan.engines
+        if engine.simulated is None and existing_environment(_request(engine), environments_root()) is None
+    ]
+
+
+def prepare_studies(
+    plan: TuningPlan, *, logs: Path, memory: Memory | None, progress: Progress
+) -> list[Study]:
+    """One study per engine and model variant, in plan order; builds the environments that are missing.
+
+    Raises:
+        EnvironmentBroken: An environment could not be made.
+    """
+    run_id = uuid.uuid4().hex[:8]
+    studies = []
+    for engine in plan.engines:
+        environment = _environment(engine, progress)
+        probe = probe_interpreter(environment.python)
+        space, lacking = plan.space.on(environment.version)
+        for sentence in lacking:
+            progress.line(f"{engine.name}: {sentence}")
+        for variant, source in plan.models.items():
+            held = _Held(plan, engine, environment, probe, space, source, run_id, logs, memory)
+            name = engine.name if len(plan.models) == 1 else f"{engine.name} {variant}"
+            studies.append(_study(name, held))
+    return studies
+
+
+class _Held(NamedTuple):
+    plan: TuningPlan
+    engine: EngineSpec
+    environment: EngineEnvironment
+    probe: Mapping[str, Any]
+    space: SearchSpace
+    source: ModelSource
+    run_id: str
+    logs: Path
+    memory: Memory | None
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        return {**self.plan.serve.flags, **self.source.serve}
+
+
+def study_key(plan: TuningPlan, stack: StackFingerprint, flags: Mapping[str, Any]) -> str:
+    """Twelve hex digits over what makes numbers comparable: workloads, fixed flags, stack, metric."""
+    held = {
+        "stack": stack.items,
+        "serve": dict(flags),
+        "workloads": {workload.name: workload.ref.sha256 for workload in plan.workloads},
+        "metric": plan.objective.metric,
+    }
+    return hashlib.sha256(json.dumps(held, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _request(engine: EngineSpec) -> EnvironmentRequest:
+    if engine.python is not None:
+        return EnvironmentRequest(adopt=engine.python)
+    return EnvironmentRequest(
+        requirement=engine.requirement,
+        python=engine.build_python,
+        constraints=engine.constraints,
+        packages=engine.packages,
+        torch_backend=engine.torch_backend,
+    )
+
+
+def _environment(engine: EngineSpec, progress: Progress) -> EngineEnvironment:
+    def say(text: str) -> None:
+        progress.now(engine.name, f"environment| {text}")
+
+    try:
+        return make_environment(_request(engine), root=environments_root(), progress=say)
+    finally:
+        progress.now(engine.name, "")
+
+
+def _study(name: str, held: _Held) -> Study:
+    plan, source, memory = held.plan, held.source, held.memory
+    config = _config(source)
+    stack = _stack(held)
+    key = study_key(plan, stack, held.flags)
+    incumbent = None
+    if plan.incumbent is not None:
+        incumbent, _ = incumbent_configuration(plan.incumbent, held.space, held.flags)
+    return Study(
+        engine=name,
+        key=key,
+        stack=stack,
+        space=held.space,
+        facts=_facts(config),
+        incumbent=incumbent,
+        pad=Launchpad(
+            environment=held.environment,
+            space=held.space,
+            model=source.reference,
+            serve=held.flags,
+            env=plan.serve.env,
+            bfloat16=needs_bfloat16(config),
+            logs=held.logs,
+            run_id=held.run_id,
+            start_timeout_s=lambda: start_bound(memory, key),
+        ),
+    )
+
+
+def start_bound(memory: Memory | None, study: str) -> float:
+    """How long a start may take: half an hour while caches are cold, then five times what was seen, over 5 minutes."""
+    records = memory.of(study) if memory is not None else []
+    seen = [launch.ready_s for record in records for launch in record.launches if launch.ready_s is not None]
+    return max(300.0, 5 * max(seen)) if seen else 1800.0
+
+
+def _stack(held: _Held) -> StackFingerprint:
+    environment = held.environment
+    return static_stack(
+        environment=environment_items(
+            version=environment.version,
+            distribution=canonicalize_name(environment.requirement.split("==")[0].split("@")[0].strip()),
+            python=str(held.probe.get("python", "")),
+            packages=environment.packages,
+            lock_sha256=environment.lock_sha256,
+        ),
+        model=model_items(held.source.reference, held.source.revision),
+        env=held.plan.serve.env,
+        probe=held.probe,
+    )
+
+
+def _config(source: ModelSource) -> dict[str, Any]:
+    """The model's config.json where it lies in a folder of ours; empty for a hub id."""
+    file = Path(source.reference) / "config.json"
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _facts(config: Mapping[str, Any]) -> KnownFacts:
+    text = config.get("text_config") or config
+    heads = next(
+        (text[name] for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if name in text), 0
+    )
+    return KnownFacts(model_max_len=text.get("max_position_embeddings"), n_predict=heads if config else None)

@@ -1,0 +1,203 @@
+"""Searcher: proposes the next configuration and is told the outcome; the only file that knows Optuna."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import TrialState
+
+from search_spaces.configuration import Configuration, Scalar
+from search_spaces.knob import Knob
+from search_spaces.space import SearchSpace
+
+from .errors import PlanError
+
+__all__ = ["Searcher"]
+
+_LISTED = 10_000
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class Searcher:
+    """One Optuna study in memory, refilled from records: resuming is the same code as starting.
+
+    `goals` values are told in the order given, larger is better (the caller flips and takes logs). A failed
+    configuration is told as PRUNED with a constraint, since TPE ignores FAIL.
+
+    Args:
+        space: What may be chosen.
+        goals: Number of objectives.
+        sampler: tpe, gp, cmaes, random, grid or one_knob.
+        seed: For the sampler.
+        queue: Configurations to propose first, in this order.
+        known: What is already measured: (configuration, values or None, constraints).
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        *,
+        goals: int = 1,
+        sampler: str = "tpe",
+        seed: int = 0,
+        queue: Sequence[Configuration] = (),
+        known: Sequence[tuple[Configuration, Sequence[float] | None, Mapping[str, float]]] = (),
+    ) -> None:
+        self._space = space
+        self._goals = goals
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._study = optuna.create_study(
+                directions=["maximize"] * goals, sampler=_sampler(sampler, seed, goals)
+            )
+        self._told: dict[str, tuple[Configuration, Sequence[float] | None]] = {}
+        for configuration, values, constraints in known:
+            self._add(configuration, values, constraints)
+        self._queue = [one for one in queue if one.key not in self._told]
+        self._asked: dict[str, optuna.trial.Trial] = {}
+
+    def ask(self, tries: int = 20) -> Configuration | None:
+        """The next configuration that has not been told yet; None when the space is used up.
+
+        A sampler that proposes what is known `tries` times over has converged: then one knob is moved from
+        the best, and at last the rest of the space is gone through in its own order.
+        """
+        while self._queue:
+            configuration = self._queue.pop(0)
+            if configuration.key not in self._told:
+                return self._ask_for(configuration)
+        for _ in range(tries):
+            proposed = self._ask_once()
+            if proposed.key not in self._told and self._space.contains(proposed):
+                return proposed
+            self._study.tell(self._asked.pop(proposed.key), state=TrialState.FAIL)
+        for candidate in self._around_the_best():
+            if candidate.key not in self._told:
+                return self._ask_for(candidate)
+        return None
+
+    def tell(
+        self,
+        configuration: Configuration,
+        values: Sequence[float] | None,
+        constraints: Mapping[str, float] | None = None,
+    ) -> None:
+        """Close what was asked: `values` of a measured trial, or None for one that could not be measured.
+
+        A constraint is met at or under zero.
+        """
+        trial = self._asked.pop(configuration.key, None)
+        if trial is None:
+            self._add(configuration, values, constraints or {})
+            return
+        self._told[configuration.key] = (configuration, values)
+        for name, value in (constraints or {}).items():
+            trial.set_constraint(name, value)
+        if values is None:
+            trial.set_constraint("could_not_run", 1.0)
+            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(trial, list(values))
+
+    def _around_the_best(self) -> Iterator[Configuration]:
+        measured = [(sum(values), one) for one, values in self._told.values() if values is not None]
+        if measured:
+            yield from self._space.neighbours(max(measured, key=lambda pair: pair[0])[1])
+        yield from self._space.enumerate(limit=_LISTED)
+
+    def _ask_for(self, configuration: Configuration) -> Configuration:
+        """A configuration of our own choice, on record as asked; outside the space it stands beside it."""
+        if not self._space.contains(configuration):
+            return configuration
+        self._study.enqueue_trial(self._params(configuration))
+        return self._ask_once()
+
+    def _ask_once(self) -> Configuration:
+        trial = self._study.ask()
+        configuration = self._configuration(trial)
+        self._asked[configuration.key] = trial
+        return configuration
+
+    def _configuration(self, trial: optuna.trial.Trial) -> Configuration:
+        """Suggest what the conditions switch on, in the space's order (a drafter before its k)."""
+        chosen: dict[str, Scalar] = {}
+        for knob in self._space.knobs:
+            if knob.active(chosen):
+                chosen[knob.name] = _suggest(trial, knob)
+        return self._space.complete(chosen)
+
+    def _params(self, configuration: Configuration) -> dict[str, Any]:
+        values = configuration.values
+        return {
+            knob.parameter: values[knob.name]
+            for knob in self._space.knobs
+            if knob.name in values and knob.active(values)
+        }
+
+    def _add(
+        self, configuration: Configuration, values: Sequence[float] | None, constraints: Mapping[str, float]
+    ) -> None:
+        self._told[configuration.key] = (configuration, values)
+        if not self._space.contains(configuration):
+            return  # measured outside this space (an incumbent): it stays in the table, not in the model
+        params = self._params(configuration)
+        distributions = {knob.parameter: _distribution(knob) for knob in self._space.knobs}
+        bad = {} if values is not None else {"could_not_run": 1.0}
+        self._study.add_trial(
+            optuna.trial.create_trial(
+                params=params,
+                distributions={name: distributions[name] for name in params},
+                values=list(values) if values is not None else None,
+                state=TrialState.COMPLETE if values is not None else TrialState.PRUNED,
+                constraints={**constraints, **bad} or None,
+            )
+        )
+
+
+def _distribution(knob: Knob) -> BaseDistribution:
+    if knob.choices is not None or knob.low is None or knob.high is None:
+        return CategoricalDistribution(list(knob.grid()))
+    if knob.whole:
+        step = 1 if knob.log else int(knob.step or 1)
+        return IntDistribution(int(knob.low), int(knob.high), log=knob.log, step=step)
+    return FloatDistribution(float(knob.low), float(knob.high), log=knob.log, step=knob.step)
+
+
+def _suggest(trial: optuna.trial.Trial, knob: Knob) -> Scalar:
+    """A knob's value under the name that Optuna knows it by: each drafter has its own k."""
+    shape = _distribution(knob)
+    if isinstance(shape, IntDistribution):
+        return int(trial.suggest_int(knob.parameter, shape.low, shape.high, step=shape.step, log=shape.log))
+    if isinstance(shape, FloatDistribution):
+        return float(
+            trial.suggest_float(knob.parameter, shape.low, shape.high, step=shape.step, log=shape.log)
+        )
+    chosen: Scalar = trial.suggest_categorical(knob.parameter, list(knob.grid()))
+    return chosen
+
+
+def _sampler(name: str, seed: int, goals: int) -> optuna.samplers.BaseSampler:
+    samplers = optuna.samplers
+    if name == "gp":
+        if importlib.util.find_spec("torch") is None:
+            raise PlanError("search.sampler: gp needs torch.", "Install torch (a CPU build will do), or use tpe.")
+        return samplers.GPSampler(seed=seed)
+    if name == "cmaes" and goals == 1:
+        return samplers.CmaEsSampler(seed=seed)
+    if name in ("random", "grid", "one_knob"):
+        # grid and one_knob are queues that the caller makes; what is left of the budget is random
+        return samplers.RandomSampler(seed=seed)
+    return samplers.TPESampler(
+        seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=8
+    )

@@ -1,0 +1,123 @@
+"""Tables for a terminal of 80 columns: no number without its interval, its launches and its stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
+from textwrap import wrap
+
+from rich.console import Console
+from rich.table import Table
+
+from trackers.records import Estimate, StackFingerprint, TrialRecord
+
+from .peak import Comparison, Peak
+from .shift import PeakShift
+
+__all__ = ["WIDTH", "closing", "ratio", "trials", "value"]
+
+WIDTH = 80
+
+
+def value(estimate: Estimate) -> str:
+    """A number as it may be shown: with its 95 % half-width."""
+    return f"{estimate.value:.4g} ± {estimate.half_width:.2g}"
+
+
+def ratio(comparison: Comparison) -> str:
+    return f"{comparison.ratio:.2f}x ({comparison.low:.2f} to {comparison.high:.2f})"
+
+
+def closing(
+    peaks: Mapping[str, Mapping[str, Peak]],
+    shifts: Sequence[PeakShift],
+    stacks: Mapping[str, StackFingerprint],
+    ended: Mapping[str, str],
+) -> str:
+    """What a tune found: a block per target with a row per engine, then whether the peak moved."""
+    names = list(dict.fromkeys(name for by_target in peaks.values() for name in by_target))
+    blocks = [_target(name, peaks, stacks) for name in names]
+    if not names:
+        blocks.append("No peak: nothing was measured.\n")
+    moved = [_shift(shift) for shift in shifts]
+    if moved:
+        blocks.append("Between the engines\n" + "\n".join(moved) + "\n")
+    why = [f"  {engine}: {reason}" for engine, reason in ended.items()]
+    if why:
+        blocks.append("The searches ended\n" + "\n".join(why) + "\n")
+    return "\n".join(blocks)
+
+
+def _target(
+    name: str, peaks: Mapping[str, Mapping[str, Peak]], stacks: Mapping[str, StackFingerprint]
+) -> str:
+    first = next(by_target[name] for by_target in peaks.values() if name in by_target)
+    table = _table("engine", "peak", first.target.metric, "launches", "stack")
+    notes = []
+    for engine, by_target in peaks.items():
+        peak = by_target.get(name)
+        stack = stacks[engine]
+        if peak is None:
+            table.add_row(engine, "nothing measured", "", "", stack.key)
+            continue
+        estimate = peak.estimate
+        table.add_row(engine, peak.configuration.label(), value(estimate), str(estimate.launches), stack.key)
+        notes += [f"{engine}: {note}" for note in _notes(peak)]
+    text = "\n".join(line for note in notes for line in wrap(note, WIDTH, subsequent_indent="    "))
+    return f"{name}\n{_text(table)}{text}\n"
+
+
+def _notes(peak: Peak) -> list[str]:
+    notes: list[str] = [peak.verdict]
+    if peak.better_than_incumbent is not None:
+        notes[0] += f" by {ratio(peak.better_than_incumbent)}"
+    if peak.ties:
+        notes.append("cannot be told from " + ", ".join(one.label() for one in peak.ties))
+    shown = [runner for runner in peak.runners_up if runner.configuration not in peak.ties]
+    if shown:
+        against = ", ".join(f"{one.configuration.label()} {ratio(one.against_peak)}" for one in shown[:4])
+        notes.append(f"behind it: {against}")
+    return notes
+
+
+def _shift(shift: PeakShift) -> str:
+    """The verdict in one sentence, with what it rests on."""
+    said = f"{shift.target.name}: {shift.verdict}"
+    if shift.speed.ratio is not None:
+        low, high = shift.speed.low, shift.speed.high
+        said += f"; the new engine runs at {shift.speed.ratio:.2f}x ({low:.2f} to {high:.2f}) of the old"
+    if shift.verdict == "peak moved" and shift.new_peak is not None:
+        said += f"; from {shift.old_peak.label()} to {shift.new_peak.label()}"
+    if shift.launches_to_decide is not None:
+        said += f"; {shift.launches_to_decide} launches a side of {shift.would_decide or 'both'} would decide"
+    return "\n".join(wrap(said, WIDTH, initial_indent="  ", subsequent_indent="    "))
+
+
+def trials(records: Iterable[TrialRecord], metric: str, workloads: Sequence[str]) -> str:
+    """One row per trial: state, launches, and the metric of each workload with its interval."""
+    table = _table("#", "role", "configuration", "state", "launches", *workloads)
+    for record in records:
+        cells = [record.estimates.get(f"{name}/{metric}") for name in workloads]
+        table.add_row(
+            str(record.number),
+            record.role,
+            record.configuration.label(),
+            record.state if record.state == "measured" else f"{record.state}: {record.reason[:60]}",
+            str(len(record.launches)),
+            *(value(cell) if cell else "" for cell in cells),
+        )
+    return _text(table)
+
+
+def _table(*headers: str) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="")
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
+
+
+def _text(table: Table) -> str:
+    buffer = StringIO()
+    Console(file=buffer, width=WIDTH, color_system=None).print(table)
+    lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,175 @@
+"""Tune: a search per engine, finalists in alternation over the engines, then peaks and the shift between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, pairwise, zip_longest
+
+from search_spaces.configuration import Configuration
+from trackers.records import TrialRecord
+
+from .candidates import Candidate, Target, candidates, noise_of
+from .errors import EnvironmentBroken
+from .memory import Memory
+from .objective import targets
+from .peak import Peak, contenders, declare_peak, finalist_order
+from .plan import TuningPlan
+from .shift import PeakShift, judge_shift
+from .study import AGAIN, Bench, Study, attempt, search, search_trials
+
+__all__ = ["Outcome", "conclude", "launch_bounds", "run_studies"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a tune found: per engine why its search ended and its peaks by target; shifts in plan order."""
+
+    ended: Mapping[str, str]
+    peaks: Mapping[str, Mapping[str, Peak]]
+    shifts: Sequence[PeakShift]
+
+
+def run_studies(studies: Sequence[Study], bench: Bench) -> Outcome:
+    """Search each engine, launch finalists afresh, declare.
+
+    With everything measured already it only reads: no slot is leased, so no Ray starts.
+    """
+    ended = _search_all(studies, bench)
+    _finals(studies, bench)
+    return conclude(studies, bench.plan, bench.memory, ended)
+
+
+def conclude(
+    studies: Sequence[Study], plan: TuningPlan, memory: Memory, ended: Mapping[str, str] | None = None
+) -> Outcome:
+    """Peaks and shifts from what is remembered, whether the study is finished or not."""
+    peaks = {study.engine: _peaks(study, plan, memory) for study in studies}
+    shifts = [
+        _shift(old, new, target.name, peaks, plan, memory)
+        for old, new in pairwise(studies)
+        for target in targets(plan.objective, plan.workload_names)
+    ]
+    return Outcome(ended=dict(ended or {}), peaks=peaks, shifts=[one for one in shifts if one is not None])
+
+
+def launch_bounds(plan: TuningPlan, studies: Sequence[Study]) -> tuple[int, int]:
+    """Engine starts at least (nothing fails, nothing is repeated) and at most."""
+    finals = _finalists_at_most(plan) * plan.finalists.launches
+    wanted = 0
+    for study in studies:
+        size = study.space.size()
+        share = _share(plan, len(studies))
+        wanted += min(share, size) if size is not None else share
+    rule = plan.precision.rule()
+    most = (wanted + finals * len(studies)) * max(1, rule.max_launches)
+    least = (wanted + len(studies) * plan.finalists.launches) * rule.min_launches
+    limit = plan.budget.launches
+    return (min(least, limit), min(most, limit)) if limit else (least, most)
+
+
+def _search_all(studies: Sequence[Study], bench: Bench) -> dict[str, str]:
+    share = _share(bench.plan, len(studies))
+    together = min(bench.slots.count, len(studies))
+    workers = max(1, bench.slots.count // len(studies))
+
+    def one(study: Study) -> str:
+        try:
+            return search(study, bench, allowance=share, workers=workers)
+        except EnvironmentBroken as broken:
+            # The other engines' studies go on: theirs is another environment.
+            bench.progress.line(f"{study.engine}: {broken}")
+            return f"stopped: {broken.message}"
+
+    if together == 1:
+        return {study.engine: one(study) for study in studies}
+    with ThreadPoolExecutor(together, thread_name_prefix="study") as pool:
+        futures = {study.engine: pool.submit(one, study) for study in studies}
+    return {engine: future.result() for engine, future in futures.items()}
+
+
+def _share(plan: TuningPlan, engines: int) -> int:
+    """Launches that one engine's search may use: the budget's share, less what its finalists will cost."""
+    if plan.budget.launches is None:
+        return plan.search.launches
+    finals = _finalists_at_most(plan) * plan.finalists.launches
+    return max(1, plan.budget.launches // engines - finals)
+
+
+def _finalists_at_most(plan: TuningPlan) -> int:
+    return plan.finalists.count + (1 if plan.incumbent else 0)
+
+
+def _finals(studies: Sequence[Study], bench: Bench) -> None:
+    """Launch every engine's finalists afresh, there and back, the engines taking turns: drift falls on all."""
+    plan = bench.plan
+    orders = []
+    for study in studies:
+        boards = _boards(search_trials(bench.memory.of(study.key)), plan)
+        chosen = contenders(boards, plan.precision.zone, plan.finalists.count, study.incumbent)
+        orders.append([(study, one) for one in finalist_order(chosen, plan.finalists.launches)])
+    done: dict[tuple[str, Configuration], int] = {}
+    for study, configuration in filter(None, chain.from_iterable(zip_longest(*orders))):
+        at = (study.key, configuration)
+        done[at] = done.get(at, 0) + 1
+        if _launched_afresh(study, configuration, bench) >= done[at]:
+            continue
+        if not bench.budget.take():
+            bench.progress.line(f"finalists are not complete: {bench.budget.spent()}")
+            return
+        try:
+            attempt(study, bench, configuration, "finalist", reserved=1)
+        except EnvironmentBroken as broken:
+            bench.progress.line(f"{study.engine}: {broken}")
+
+
+def _launched_afresh(study: Study, configuration: Configuration, bench: Bench) -> int:
+    return sum(
+        1
+        for record in bench.memory.of(study.key)
+        if record.role == "finalist" and record.configuration == configuration and record.state not in AGAIN
+    )
+
+
+def _boards(records: Sequence[TrialRecord], plan: TuningPlan) -> list[tuple[Target, tuple[Candidate, ...]]]:
+    rule = plan.precision.rule()
+    goals = targets(plan.objective, plan.workload_names)
+    return [(target, candidates(records, target, rule)) for target in goals]
+
+
+def _peaks(study: Study, plan: TuningPlan, memory: Memory) -> dict[str, Peak]:
+    found = {}
+    for target, field in _boards(memory.of(study.key), plan):
+        noise = noise_of(field, plan.precision.launch_noise)
+        peak = declare_peak(
+            field,
+            target,
+            noise,
+            plan.precision.zone,
+            incumbent=study.incumbent,
+            defaults=study.space.defaults.values,
+        )
+        if peak is not None:
+            found[target.name] = peak
+    return found
+
+
+def _shift(
+    old: Study,
+    new: Study,
+    name: str,
+    peaks: Mapping[str, Mapping[str, Peak]],
+    plan: TuningPlan,
+    memory: Memory,
+) -> PeakShift | None:
+    """The verdict between two engines for one target; None where the old one has no peak."""
+    peak = peaks[old.engine].get(name)
+    if peak is None:
+        return None
+    target = peak.target
+    rule = plan.precision.rule()
+    before = candidates(memory.of(old.key), target, rule)
+    after = candidates(memory.of(new.key), target, rule)
+    noise = noise_of([*before, *after], plan.precision.launch_noise)
+    return judge_shift(before, after, peak.configuration, target, noise, plan.precision.zone)

@@ -1,0 +1,79 @@
+"""The searcher proposes what is new, in the order asked for, and learns from what is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.searcher import Searcher
+from search_spaces.configuration import Configuration
+from search_spaces.drafters import drafter_knobs
+from search_spaces.knob import Knob
+from search_spaces.space import SearchSpace
+from search_spaces.values import Values
+
+
+def make_space(**more: object) -> SearchSpace:
+    knobs = drafter_knobs({"none": None, "ngram": Values(choices=(2, 8, 16))})
+    return SearchSpace(knobs=(*knobs, *more.get("knobs", ())))  # type: ignore[misc]
+
+
+def test_a_small_space_is_proposed_whole_in_its_own_order_and_then_ends() -> None:
+    space = make_space()
+    searcher = Searcher(space, queue=list(space.enumerate()))
+    labels = []
+    while (choice := searcher.ask()) is not None:
+        labels.append(choice.label())
+        searcher.tell(choice, [1.0])
+    assert labels == ["none", "ngram k=2", "ngram k=8", "ngram k=16"]
+
+
+def test_known_trials_are_not_proposed_again_when_a_study_resumes() -> None:
+    space = make_space()
+    done = list(space.enumerate())[:3]
+    searcher = Searcher(space, queue=list(space.enumerate()), known=[(one, [1.0], {}) for one in done])
+    assert searcher.ask() == list(space.enumerate())[3]
+    searcher.tell(list(space.enumerate())[3], None)
+    assert searcher.ask() is None
+
+
+def test_an_incumbent_outside_the_space_is_proposed_once_and_can_be_told() -> None:
+    space = make_space()
+    incumbent = Configuration(values={"drafter": "ngram", "k": 5})
+    searcher = Searcher(space, queue=[incumbent])
+    assert searcher.ask() == incumbent
+    searcher.tell(incumbent, [1.0])
+    assert searcher.ask() != incumbent
+
+
+def test_failures_are_told_without_a_value_and_steer_the_search_away() -> None:
+    space = make_space(knobs=(Knob(name="seqs", low=1, high=256, log=True, flag="--max-num-seqs"),))
+    searcher = Searcher(space, seed=1)
+    late = []
+    for number in range(40):
+        choice = searcher.ask()
+        assert choice is not None
+        fails = int(choice.values["seqs"]) > 16
+        searcher.tell(choice, None if fails else [float(choice.k)])
+        if number >= 20:
+            late.append(fails)
+    assert sum(late) < len(late) / 2
+
+
+def test_two_goals_are_told_together() -> None:
+    space = make_space()
+    searcher = Searcher(space, goals=2, queue=list(space.enumerate()))
+    choice = searcher.ask()
+    assert choice is not None
+    searcher.tell(choice, [1.0, 2.0], {"ttft <= 200": -0.5})
+    assert searcher.ask() is not None
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "cmaes"])
+def test_every_sampler_proposes_members_of_the_space(sampler: str) -> None:
+    space = make_space(knobs=(Knob(name="util", low=0.5, high=0.9, flag="--gpu-memory-utilization"),))
+    searcher = Searcher(space, sampler=sampler, seed=3)
+    for _ in range(12):
+        choice = searcher.ask()
+        assert choice is not None
+        assert space.contains(choice)
+        searcher.tell(choice, [1.0])

@@ -35,11 +35,12 @@ from .simulated_surface import Surface
 
 __all__ = ["main"]
 
+_Map = Mapping[str, Any]
 _EARLY = ("unsupported_drafter", "batch_below_seqs", "draft_slots_over_budget")
 _NOT_KNOBS = ("command", "model_tag", "host", "port", "served_model_name", "api_key", "speculative_config")
 
 
-def knob_values(args: Mapping[str, Any], surface: Surface, environ: Mapping[str, str]) -> dict[str, Any]:
+def knob_values(args: _Map, surface: Surface, environ: Mapping[str, str]) -> dict[str, Any]:
     """What the surface reads: flags by destination, `drafter` and `k`, and its variables."""
     values = {name: value for name, value in args.items() if name not in _NOT_KNOBS}
     values["model"] = args.get("model_tag") or args.get("model")
@@ -55,14 +56,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     values = knob_values(args, simulation.surface, os.environ)
     try:
         listener = None if args["command"] == "check" else _bind(args)
-        _checks(args, values, simulation.surface)
+        refuse_bad_values(args, simulation.surface)
+        if (cause := simulation.surface.failure(values)) in _EARLY:
+            raise failure_of(cause, values, simulation.surface)
         if listener is not None:
             asyncio.run(_serve(args, values, simulation, _count_launch(path), listener))
     except StartFailed as failure:
         fail(failure)
 
 
-def _bind(args: Mapping[str, Any]) -> socket.socket:
+def _bind(args: _Map) -> socket.socket:
     """Bound at once and listening only when ready, as the real one: connections are refused until then."""
     # The protocol is named, or asyncio leaves Nagle's algorithm on and first tokens arrive 40 ms late.
     listener = socket.socket(proto=socket.IPPROTO_TCP)
@@ -74,13 +77,6 @@ def _bind(args: Mapping[str, Any]) -> socket.socket:
     return listener
 
 
-def _checks(args: Mapping[str, Any], values: Mapping[str, Any], surface: Surface) -> None:
-    refuse_bad_values(args, surface)
-    cause = surface.failure(values)
-    if cause in _EARLY:
-        raise failure_of(cause, values, surface)
-
-
 def _count_launch(path: Path) -> int:
     """Which start of this simulation it is, from 0; one byte a start, so that processes cannot collide."""
     with Path(f"{path}.launches").open("ab") as file:
@@ -90,11 +86,7 @@ def _count_launch(path: Path) -> int:
 
 
 async def _serve(
-    args: Mapping[str, Any],
-    values: dict[str, Any],
-    simulation: Simulation,
-    launch: int,
-    listener: socket.socket,
+    args: _Map, values: dict[str, Any], simulation: Simulation, launch: int, listener: socket.socket
 ) -> None:
     model, surface = str(values["model"]), simulation.surface
     faults = simulation.faults_for(launch, values)
@@ -107,30 +99,25 @@ async def _serve(
         signal.signal(signal.SIGTERM, usual)
     say_start(args, values, surface)
     await asyncio.sleep(simulation.start_s / simulation.speed)
-    _die_at_start(faults, values, surface)
-    if cause := surface.failure(values):
-        raise failure_of(cause, values, surface)
+    try:
+        _die_at_start(faults, values, surface)
+    except StartFailed:
+        for child in children:
+            child.terminate()
+        raise
     report_pool(values, simulation, simulation.start_s / simulation.speed)
     name = str(args.get("served_model_name", model))
-    scheduler = Scheduler(simulation, values, launch, name)
-    labels = cache_labels(values, simulation)
-    server = Server(
-        scheduler, name=name, root=model, cache=labels, finished=lambda done: _die_under_load(faults, done)
-    )
+    scheduler, labels = Scheduler(simulation, values, launch, name), cache_labels(values, simulation)
+    server = Server(scheduler, name, model, labels, lambda done: _die_under_load(faults, done))
     engine = asyncio.create_task(scheduler.run())
     await asyncio.start_server(server.connection, sock=listener, backlog=512)
     log("APIServer", "entry.py:140", f"Starting vLLM server on http://{args.get('host')}:{args.get('port')}")
-    sys.stderr.write(
-        f"INFO:     Started server process [{os.getpid()}]\nINFO:     Application startup complete.\n"
-    )
+    sys.stderr.write("INFO:     Application startup complete.\n")
     await _until_stopped(server, children, faults, engine)
 
 
 async def _until_stopped(
-    server: Server,
-    children: list[subprocess.Popen[bytes]],
-    faults: Mapping[str, Any],
-    engine: asyncio.Task[None],
+    server: Server, children: list[subprocess.Popen[bytes]], faults: _Map, engine: asyncio.Task[None]
 ) -> None:
     stop = asyncio.Event()
     for sign in (signal.SIGINT,) if faults.get("ignore_term") else (signal.SIGINT, signal.SIGTERM):
@@ -160,28 +147,24 @@ def _child(*, apart: bool = False) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, executable=sys.executable, start_new_session=apart)
 
 
-def _die_at_start(faults: Mapping[str, Any], values: Mapping[str, Any], surface: Surface) -> None:
+def _die_at_start(faults: _Map, values: _Map, surface: Surface) -> None:
     if "replay" in faults:
         sys.stdout.write(Path(faults["replay"]).read_text(encoding="utf-8"))
         sys.stdout.flush()
         os._exit(faults.get("exit_code", 1))
-    cause = faults.get("die_at_start")
+    cause = faults.get("die_at_start") or surface.failure(values)
     if isinstance(cause, int):
         os.kill(os.getpid(), cause)
     elif cause:
         raise failure_of(cause, values, surface)
 
 
-def _die_under_load(faults: Mapping[str, Any], done: int) -> None:
+def _die_under_load(faults: _Map, done: int) -> None:
     if done < faults.get("die_after_requests", float("inf")):
         return
+    text = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    log("EngineCore", "core.py:1", text, "ERROR")
     text = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-    log(
-        "EngineCore",
-        "core.py:1",
-        "RuntimeError: CUDA error: an illegal memory access was encountered",
-        "ERROR",
-    )
     fail(StartFailed(f"vllm.v1.engine.exceptions.EngineDeadError: {text}"))
 
 

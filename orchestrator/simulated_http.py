@@ -6,7 +6,9 @@ import asyncio
 import json
 import re
 import time
+from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .simulated_replies import Asked, asked_of, word
@@ -24,30 +26,26 @@ class Refusal(Exception):
         self.status, self.text = status, text
 
 
+@dataclass(eq=False)
 class Server:
-    """Answers connections until the process ends; `dead` turns every answer into 503."""
+    """Answers connections until the process ends; `dead` turns every answer into 503.
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        *,
-        name: str,
-        root: str,
-        cache: Mapping[str, str],
-        finished: Callable[[int], None],
-    ) -> None:
-        self.scheduler, self.name, self.root, self.cache, self.finished = (
-            scheduler,
-            name,
-            root,
-            cache,
-            finished,
-        )
-        self.length = int(scheduler.surface.value(scheduler.values, "max_model_len"))
-        self.dead = False
-        self.served = 0
+    `cache`: the labels of cache_config_info; `finished` is called with the requests answered so far.
+    """
 
-    async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    scheduler: Scheduler
+    name: str
+    root: str
+    cache: Mapping[str, str]
+    finished: Callable[[int], None]
+    dead: bool = False
+    served: int = 0
+
+    @property
+    def length(self) -> int:
+        return int(self.scheduler.surface.value(self.scheduler.values, "max_model_len"))
+
+    async def connection(self, reader: StreamReader, writer: StreamWriter) -> None:
         try:
             while not writer.is_closing():
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -61,16 +59,16 @@ class Server:
             writer.close()
 
     async def _answer(
-        self, method: str, path: str, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, method: str, path: str, body: bytes, reader: StreamReader, writer: StreamWriter
     ) -> None:
         kind, status = "application/json", 200
         try:
+            self._refuse_when_dead()
             if method == "POST" and path in ("/v1/completions", "/v1/chat/completions"):
-                await self._complete(json.loads(body), "chat" in path, reader, writer)
+                await self._complete(json.loads(body), reader, writer)
                 return
             content = await self._content(method, path, body)
-            if path == "/metrics":
-                kind = "text/plain; version=0.0.4; charset=utf-8"
+            kind = "text/plain; version=0.0.4; charset=utf-8" if path == "/metrics" else kind
         except Refusal as refusal:
             status = refusal.status
             error = {"message": refusal.text, "type": _KINDS[status], "param": None, "code": status}
@@ -78,10 +76,12 @@ class Server:
         writer.write(_page(status, kind, content))
         await writer.drain()
 
-    async def _content(self, method: str, path: str, body: bytes) -> str:
-        scheduler = self.scheduler
+    def _refuse_when_dead(self) -> None:
         if self.dead:
             raise Refusal(503, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
+
+    async def _content(self, method: str, path: str, body: bytes) -> str:
+        scheduler = self.scheduler
         if path in ("/health", "/ping"):
             if scheduler.faults.get("hang_health"):
                 await asyncio.Event().wait()
@@ -103,32 +103,25 @@ class Server:
             return json.dumps({"count": count, "max_model_len": self.length, "tokens": list(range(count))})
         raise Refusal(404, "Not Found")
 
-    def _alive(self) -> None:
-        if self.dead:
-            raise Refusal(503, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
-
-    def _request(self, body: Mapping[str, Any], chat: bool) -> tuple[Request, Asked]:
-        self._alive()
+    def _request(self, body: Mapping[str, Any]) -> tuple[Request, Asked]:
         if body.get("model", self.name) not in (self.name, None):
             raise Refusal(404, f"The model `{body['model']}` does not exist.")
         if self.scheduler.k and (body.get("min_p") or body.get("logit_bias")):
-            text = "The min_p and logit_bias sampling parameters are not yet supported with speculative"
-            raise Refusal(400, f"{text} decoding.")
+            text = (
+                "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding"
+            )
+            raise Refusal(400, f"{text}.")
         try:
             asked = asked_of(body)
         except KeyError:
             raise Refusal(400, "Either prompt or messages must be given.") from None
         size = len(asked.prompt)
-        limit = (
-            body.get("max_completion_tokens")
-            or body.get("max_tokens")
-            or (self.length - size if chat else 16)
-        )
+        limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        limit = limit or (self.length - size if asked.chat else 16)
         if size + limit > self.length or not size:
-            text = (
-                f"This model's maximum context length is {self.length} tokens. However, you requested {limit}"
-            )
-            raise Refusal(400, f"{text} output tokens and your prompt contains at least {size} input tokens.")
+            text = f"This model's maximum context length is {self.length} tokens. However, you requested"
+            text += f" {limit} output tokens and your prompt contains at least {size} input tokens."
+            raise Refusal(400, text)
         markers = self.scheduler.simulation.markers.items()
         workload = next((name for name, marker in markers if marker in asked.text), "generate")
         request = Request(asked.prompt, limit, workload)
@@ -137,16 +130,14 @@ class Server:
             request.max_tokens, request.reason = natural, "stop"
         return request, asked
 
-    async def _complete(
-        self, body: Mapping[str, Any], chat: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        request, asked = self._request(body, chat)
+    async def _complete(self, body: Mapping[str, Any], reader: StreamReader, writer: StreamWriter) -> None:
+        request, asked = self._request(body)
         self.scheduler.submit(request)
-        identity = f"{'chatcmpl' if chat else 'cmpl'}-{request.key:08x}{time.monotonic_ns():x}"
+        identity = f"{'chatcmpl' if asked.chat else 'cmpl'}-{request.key:08x}{time.monotonic_ns():x}"
         head = {"id": identity, "created": int(time.time()), "model": self.name}
         stream = self._stream if body.get("stream") else self._whole
         try:
-            async for data in stream(head, body, chat, request, asked):
+            async for data in stream(head, request, asked):
                 if reader.at_eof() or writer.is_closing():
                     raise ConnectionResetError
                 writer.write(data)
@@ -169,49 +160,39 @@ class Server:
             at = upto
             yield "".join(words), (asked.reason or reason) if reason else None
 
-    def _usage(self, request: Request) -> dict[str, Any]:
-        size = len(request.prompt)
-        details = {"cached_tokens": request.cached} if request.cached else None
-        usage = {
-            "prompt_tokens": size,
-            "total_tokens": size + request.done,
-            "completion_tokens": request.done,
-        }
-        return {**usage, "prompt_tokens_details": details}
-
-    async def _stream(
-        self, head: dict[str, Any], body: Mapping[str, Any], chat: bool, request: Request, asked: Asked
-    ) -> AsyncIterator[bytes]:
+    async def _stream(self, head: dict[str, Any], request: Request, asked: Asked) -> AsyncIterator[bytes]:
         kind = b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked"
         yield b"HTTP/1.1 200 OK\r\n" + kind + b"\r\n\r\n"
-        head["object"] = "chat.completion.chunk" if chat else "text_completion"
-        opening: dict[str, Any] = {"role": "assistant"}
+        head["object"] = "chat.completion.chunk" if asked.chat else "text_completion"
+        delta: dict[str, Any] = {"role": "assistant"}
         async for text, reason in self._said(request, asked):
-            choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
-            if not chat:
-                choice["text"] = text
-            elif asked.call is None:
-                choice["delta"] = {**opening, "content": text}
-            else:
-                choice["delta"] = {**opening, **({"tool_calls": [_call(request, asked)]} if reason else {})}
-            opening = {}
+            choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None, "text": text}
+            if asked.chat:
+                delta |= {"content": choice.pop("text")} if asked.call is None else {}
+                delta |= {"tool_calls": [_call(request, asked)]} if asked.call and reason else {}
+                choice["delta"], delta = delta, {}
             yield _event({**head, "choices": [choice]})
-        if (body.get("stream_options") or {}).get("include_usage"):
-            yield _event({**head, "choices": [], "usage": self._usage(request)})
+        if asked.usage:
+            yield _event({**head, "choices": [], "usage": _usage(request)})
         yield _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
-    async def _whole(
-        self, head: dict[str, Any], _body: Mapping[str, Any], chat: bool, request: Request, asked: Asked
-    ) -> AsyncIterator[bytes]:
+    async def _whole(self, head: dict[str, Any], request: Request, asked: Asked) -> AsyncIterator[bytes]:
         said = [pair async for pair in self._said(request, asked)]
         text, reason = "".join(text for text, _ in said), said[-1][1]
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None, "text": text}
-        if chat:
+        if asked.chat:
             calls = [_call(request, asked)] if asked.call else []
             choice["message"] = {"role": "assistant", "content": choice.pop("text"), "tool_calls": calls}
-        kind = "chat.completion" if chat else "text_completion"
-        content = {**head, "object": kind, "choices": [choice], "usage": self._usage(request)}
+        kind = "chat.completion" if asked.chat else "text_completion"
+        content = {**head, "object": kind, "choices": [choice], "usage": _usage(request)}
         yield _page(200, "application/json", json.dumps(content))
+
+
+def _usage(request: Request) -> dict[str, Any]:
+    size, done = len(request.prompt), request.done
+    details = {"cached_tokens": request.cached} if request.cached else None
+    usage = {"prompt_tokens": size, "total_tokens": size + done, "completion_tokens": done}
+    return {**usage, "prompt_tokens_details": details}
 
 
 def _call(request: Request, asked: Asked) -> dict[str, Any]:

@@ -5,56 +5,57 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Asked", "asked_of", "tokenized", "word"]
+__all__ = ["Asked", "asked_of", "word"]
 
+# Pieces of at most five letters, and marks: about as many as a real tokenizer finds.
 _TOKEN = re.compile(r"\w{1,5}|[^\w\s]")
-
-
-def tokenized(text: str) -> list[str]:
-    """Pieces of at most five letters, and marks: about as many as a real tokenizer finds."""
-    return _TOKEN.findall(text)
 
 
 def word(key: int, at: int) -> str:
     return f" t{(key + at * 2654435761) % 9973}"
 
 
+@dataclass(eq=False)
 class Asked:
-    """The part of a request's body that decides on its answer: prompt tokens, words, and how it ends."""
+    """What decides on an answer: prompt tokens, the first words to say, how it ends, a tool's call."""
 
-    def __init__(self, prompt: Sequence[str | int], text: str) -> None:
-        self.prompt, self.text = prompt, text
-        self.words: list[str] = []
-        self.reason = ""
-        self.call: dict[str, str] | None = None
+    prompt: Sequence[str | int]
+    text: str
+    chat: bool = False
+    usage: bool = False
+    words: Sequence[str] = ()
+    reason: str = ""
+    call: dict[str, str] | None = None
 
 
 def asked_of(body: Mapping[str, Any]) -> Asked:
     """Raises KeyError where there is neither a prompt nor messages."""
-    if "messages" not in body:
-        prompt = body["prompt"]
-        prompt = (
-            prompt[0] if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else prompt
-        )
-        text = prompt if isinstance(prompt, str) else ""
-        asked = Asked(tokenized(text) if text else prompt, text)
-    else:
-        text = "\n".join(_content(message) for message in body["messages"])
-        asked = Asked(tokenized(text), text)
-        if body["messages"][-1]["role"] == "tool":
-            asked.words, asked.reason = re.findall(r"\s*\S+", _content(body["messages"][-1])), "stop"
-        elif body.get("tools") and body.get("tool_choice") != "none":
-            function = body["tools"][0]["function"]
-            arguments = json.dumps(_instance(function.get("parameters", {}), text))
-            asked.call = {"name": function["name"], "arguments": arguments}
-            asked.words, asked.reason = [" "] * len(tokenized(arguments)), "tool_calls"
-    if (schema := _schema(body)) is not None and not asked.words:
-        asked.words, asked.reason = re.findall(r"\s*\S+", json.dumps(_instance(schema, text))), "stop"
-    if not asked.words and (code := re.search(r"\bis (\d{6})\.", text)):
+    messages = body.get("messages")
+    given = "\n".join(map(_content, messages)) if messages else body["prompt"]
+    if isinstance(given, list) and given and isinstance(given[0], str | list):
+        given = given[0]
+    text = given if isinstance(given, str) else ""
+    asked = Asked(_TOKEN.findall(text) if text else given, text, chat=bool(messages))
+    asked.usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    if messages and messages[-1]["role"] == "tool":
+        asked.words, asked.reason = _pieces(_content(messages[-1])), "stop"
+    elif messages and body.get("tools") and body.get("tool_choice") != "none":
+        function = body["tools"][0]["function"]
+        arguments = json.dumps(_instance(function.get("parameters", {}), text))
+        asked.call = {"name": function["name"], "arguments": arguments}
+        asked.words, asked.reason = _pieces(arguments), "tool_calls"
+    elif (schema := _schema(body)) is not None:
+        asked.words, asked.reason = _pieces(json.dumps(_instance(schema, text))), "stop"
+    elif code := re.search(r"\bis (\d{6})\.", text):
         asked.words = [f" {code[1]}."]
     return asked
+
+
+def _pieces(text: str) -> list[str]:
+    return re.findall(r"\s*\S+", text)
 
 
 def _content(message: Mapping[str, Any]) -> str:

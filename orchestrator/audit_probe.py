@@ -20,6 +20,7 @@ __all__ = ["CapacityPoint", "CapacityProbe", "fit_capacity", "probe_capacity"]
 SHARES = (1 / 16, 1 / 4, 1 / 2, 3 / 4, 1)
 HOLDS = (64, 512)
 READINGS = 5
+REFINEMENTS = 3
 READ_EVERY_S = 0.02
 IDLE_S = 20.0
 
@@ -74,8 +75,8 @@ def fit_capacity(points: Sequence[CapacityPoint], labelled_blocks: int, max_mode
         span = (min(size for _, size, _ in rules), max(most for _, _, most in rules))
         fixed = (min(rule[0] for rule in rules), max(rule[0] for rule in rules))
         found = found.model_copy(update={"block_tokens": span, "fixed_blocks": fixed})
-    elif held[-1][1] >= 0.95 * max_model_len:
-        full = (held[-1][2], held[-1][2] + 1)
+    elif max(held)[1] >= 0.95 * max_model_len:
+        full = (max(held)[2], max(held)[2] + 1)
     else:
         return found
     tokens = (blocks / full[1] * max_model_len, blocks / full[0] * max_model_len)
@@ -126,10 +127,19 @@ def probe_capacity(
     with session:
         probing = _Probing(session, clock, started + budget_s, model=model, vocabulary=vocabulary, k=k)
         first = probing.wait_idle()
-        blocks = first.labels("vllm:cache_config_info").get("num_gpu_blocks", "")
-        lengths = [int(share * min(max_model_len, longest)) for share in SHARES]
-        steps = [(length, 1) for length in lengths] + [(lengths[-1], at_once)] * (at_once > 1)
-        points = [point for point in (probing.hold(*step) for step in steps) if point]
+        label = first.labels("vllm:cache_config_info").get("num_gpu_blocks", "")
+        blocks = int(label) if label.isdigit() else 0
+        reach = min(max_model_len, longest)
+        points = [point for share in SHARES if (point := probing.hold(int(share * reach), 1))]
+        for _ in range(REFINEMENTS):
+            # Where two sizes of block would make another full length, a length between them tells.
+            found = fit_capacity(points, blocks, max_model_len)
+            if not found.block_tokens or not found.full_blocks or len(set(found.full_blocks)) == 1:
+                break
+            middle = sum(found.block_tokens) // 2
+            points += [point] if (point := probing.hold(reach // middle * middle, 1)) else []
+        if at_once > 1 and (point := probing.hold(reach, at_once)):
+            points.append(point)
         last = probing.wait_idle()
     if not points:
         raise MeasurementFailed(
@@ -138,7 +148,7 @@ def probe_capacity(
         )
     preempted = (last.total("vllm:num_preemptions") or 0) - (first.total("vllm:num_preemptions") or 0)
     seen = {"preemptions": int(preempted), "elapsed_s": clock.monotonic() - started}
-    return fit_capacity(points, int(blocks) if blocks.isdigit() else 0, max_model_len).model_copy(update=seen)
+    return fit_capacity(points, blocks, max_model_len).model_copy(update=seen)
 
 
 class _Probing:

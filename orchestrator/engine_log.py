@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
+from pathlib import Path
 
 from .failures import clean, redact
 
-__all__ = ["last_reason", "reported"]
+__all__ = ["last_reason", "read_ends", "reported"]
 
 REASON_CHARS = 100
 
-# Name, pattern (group 1 is the value); the last match wins. Without a mark: the same words in 0.19.1 to 0.33.0.
+# Name and pattern of its value; the last match wins. Without a mark: the same words in 0.19.1 to 0.33.0.
 FACTS: tuple[tuple[str, str], ...] = (
     ("version", r"Initializing a V1 LLM engine \(v([^)]+)\)"),
     ("architecture", r"Resolved architecture: (\S+)"),
@@ -114,4 +117,14 @@ def last_reason(log_text: str) -> str:
         if not NOISE.search(text):
             text = redact(" ".join(text.split()))
             return text if len(text) <= REASON_CHARS else text[: REASON_CHARS - 1] + "…"
+    return ""
+
+
+def read_ends(path: Path, head: int, tail: int) -> str:
+    """The first and the last bytes of a log as text, whole where it is short, empty where it is absent."""
+    with suppress(OSError), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        first = file.read(head) + b"\n" if size > head + tail else b""
+        file.seek(max(0, size - tail) if first else 0)
+        return (first + file.read()).decode(errors="replace")
     return ""

@@ -17,19 +17,11 @@ from trackers.records import Failure
 
 from . import janitor
 from .clock import Clock
-from .engine_log import last_reason
+from .engine_log import last_reason, read_ends
 from .errors import EngineFailed, Interrupted
 from .failures import classify
 from .home import home
-from .process_tree import (
-    COOKIE,
-    Process,
-    free_port,
-    identify,
-    kernel_oom_kills,
-    listener_belongs_to,
-    running,
-)
+from .process_tree import COOKIE, free_port, identify, kernel_oom_kills, listener_belongs_to, running
 from .watched_process import WatchedProcess
 
 __all__ = ["EngineServer", "Ready", "ServerLimits", "Stopped", "read_ends"]
@@ -167,7 +159,8 @@ class EngineServer:
         if watched is None or self._stopped is not None:
             return False
         watched.hear(0)
-        return not watched.dead and watched.engine is not None and running(watched.engine)
+        engine = watched.process("engine")
+        return not watched.dead and engine is not None and running(engine)
 
     def failure(self) -> Failure | None:
         """Why the engine is dead though nobody asked it to stop; None while it runs, or was stopped."""
@@ -203,27 +196,16 @@ class EngineServer:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.log_path.write_bytes(b"")
         self._answered = False
-        self._register()
+        janitor.register(self.running_dir, self.cookie, self.run_dir.name)
         argv = [*self.argv, "--host", "127.0.0.1", "--port", str(port)]
         told = {"argv": argv, "env": self.env, "log": str(self.log_path), "owner": identify(os.getpid())}
         spec = {**asdict(self.limits), **told}
         watched = self._watched = WatchedProcess(spec, self.cookie, self.run_dir / "watchdog.log")
         while "started" not in watched.events:
             self._wait()
-        self._register()
+        pair = watched.process("watchdog"), watched.process("engine")
+        janitor.register(self.running_dir, self.cookie, self.run_dir.name, *pair)
         return watched
-
-    def _register(self) -> None:
-        watched = self._watched
-        entry = janitor.Running(
-            cookie=self.cookie,
-            run=self.run_dir.name,
-            place=janitor.here(),
-            owner=identify(os.getpid()) or Process(os.getpid(), 0),
-            watchdog=watched.watchdog if watched else None,
-            engine=watched.engine if watched else None,
-        )
-        janitor.register(self.running_dir, entry)
 
     def _prove(self, port: int, watched: WatchedProcess) -> Ready:
         """One token from the server whose port is ours: /health alone says nothing about generating."""
@@ -239,9 +221,10 @@ class EngineServer:
             what = f"got status {status}" if status is not None else f"took more than {patience_s:g} s"
             raise self._fail(f"/health answers, but a one-token request {what}", timed_out=status is None)
         version = self._ask(port, "/version")[1].get("version", "")
+        engine = watched.process("engine")
         self._ready = True
         return Ready(
-            pid=watched.engine.pid if watched.engine else 0,
+            pid=engine.pid if engine else 0,
             port=port,
             base_url=f"http://127.0.0.1:{port}",
             ready_s=self.clock.monotonic() - self._begun,
@@ -309,13 +292,3 @@ class EngineServer:
         )
         said = f"It said: {found.evidence}\n  " if found.evidence else ""
         return EngineFailed(found.message, f"{said}Log: {self.log_path}")
-
-
-def read_ends(path: Path, head: int, tail: int) -> str:
-    """The first and the last bytes of a log as text, whole where it is short, empty where it is absent."""
-    with suppress(OSError), path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        first = file.read(head) + b"\n" if size > head + tail else b""
-        file.seek(max(0, size - tail) if first else 0)
-        return (first + file.read()).decode(errors="replace")
-    return ""

@@ -25,9 +25,9 @@ ERROR_LINE = re.compile(
 )
 # Lines that only say that something above them failed, or what we saw from outside.
 ECHO = re.compile(
-    r"[Ss]ee (?:root cause|(?:the )?stack trace)|check the stack trace|EngineDeadError|Worker failed with error|"
-    r"CalledProcessError|Error raised in subprocess|failed to be inspected|^pydantic_core.*validation errors? for|"
-    r"CancelledError|KeyboardInterrupt|^repeak: (?:not ready|/health)"
+    r"[Ss]ee (?:root cause|(?:the )?stack trace)|check the stack trace|Worker failed with error|"
+    r"EngineDeadError|CalledProcessError|Error raised in subprocess|failed to be inspected|CancelledError|KeyboardInterrupt|"
+    r"^pydantic_core.*validation errors? for|^repeak: (?:not ready|/health)"
 )
 SECRETS = (
     (re.compile(r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|AKIA)[A-Za-z0-9_-]{8,}"), "***"),

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from trackers.records import Frozen
 
 from .clock import Clock
-from .process_tree import Process, cookie_holders, running
+from .process_tree import Process, cookie_holders, identify, running
 from .watchdog import end_tree
 
 __all__ = ["Running", "Stray", "forget", "here", "register", "remove_holders", "sweep", "wait_memory_back"]
@@ -51,13 +51,16 @@ def here() -> str:
     return f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}"
 
 
-def register(directory: Path, entry: Running) -> None:
-    """Write the entry, whole or not at all, over an earlier one with the same cookie."""
+def register(
+    directory: Path, cookie: str, run: str, watchdog: Process | None = None, engine: Process | None = None
+) -> None:
+    """Write the entry of an engine that this process owns, whole or not at all, over an earlier one of it."""
+    owner = identify(os.getpid()) or Process(os.getpid(), 0)
+    entry = Running(cookie=cookie, run=run, place=here(), owner=owner, watchdog=watchdog, engine=engine)
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{entry.cookie}.json"
-    draft = path.with_suffix(f".{os.getpid()}.part")
+    draft = directory / f"{cookie}.{os.getpid()}.part"
     draft.write_text(entry.model_dump_json())
-    draft.replace(path)
+    draft.replace(directory / f"{cookie}.json")
 
 
 def forget(directory: Path, cookie: str) -> None:

@@ -15,7 +15,7 @@ from .engine_environment import serve_command
 from .engine_log import reported
 from .engine_server import EngineServer, Ready, ServerLimits, read_ends
 from .environment_recipe import launch_env
-from .errors import EngineFailed, Interrupted
+from .errors import EngineFailed, Interrupted, MeasurementFailed
 from .evidence import ServerExpectation
 from .fingerprint import live_items
 from .home import home
@@ -98,7 +98,7 @@ class LocalSlot:
             raise EngineFailed("There is no running engine to measure.", "Launch one first.")
         self._doing = f"measuring {workload.name}, window {window + 1}"
         try:
-            return measure_window(
+            measured = measure_window(
                 ready.base_url,
                 workload,
                 model=ready.model_id,
@@ -108,12 +108,13 @@ class LocalSlot:
                 clock=self._clock,
                 api_key=order.env.get("VLLM_API_KEY"),
             )
-        except Exception:
-            self._refuse_after_abort()
-            failure = server.failure()
-            if failure is not None:
-                raise EngineFailed(failure.message, failure.evidence) from None
+        except MeasurementFailed:
+            self._refuse_a_dead_engine(server)
             raise
+        # A window cut short by the engine's death is that death, not a proof that failed.
+        if measured.failed or measured.disproved:
+            self._refuse_a_dead_engine(server)
+        return measured
 
     def stop(self) -> Launch | None:
         """End the engine's whole tree and confirm it; the launch as it ended, None when there was none."""
@@ -202,6 +203,12 @@ class LocalSlot:
 
     def _caches(self, order: LaunchOrder) -> Path:
         return home() / "caches" / order.environment.key
+
+    def _refuse_a_dead_engine(self, server: EngineServer) -> None:
+        self._refuse_after_abort()
+        failure = server.failure()
+        if failure is not None:
+            raise EngineFailed(failure.message, failure.evidence)
 
     def _refuse_after_abort(self) -> None:
         if self._aborted.is_set():

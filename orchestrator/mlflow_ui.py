@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 import httpx
 
+from trackers.store_uri import with_driver
+
 from .clock import Clock
 from .errors import TrackerError
 from .process_tree import listener_belongs_to
@@ -42,7 +44,7 @@ def ui_environment(uri: str, artifacts: Path, environ: Mapping[str, str]) -> dic
     """`environ` with the store (a database, its password perhaps in the URI) and its artifacts."""
     return {
         **environ,
-        "MLFLOW_BACKEND_STORE_URI": uri,
+        "MLFLOW_BACKEND_STORE_URI": with_driver(uri),
         "MLFLOW_ARTIFACTS_DESTINATION": str(artifacts),
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",

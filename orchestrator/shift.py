@@ -260,7 +260,7 @@ def _moved_or_missed(stacks: _Stacks, best: Candidate, anchor: Candidate, found:
     pair = stacks.before.get(best.configuration), stacks.before.get(anchor.configuration)
     if pair[0] and pair[1]:
         (then, then_se), (now, now_se) = stacks.gap(pair[0], pair[1]), stacks.gap(best, anchor)
-        if now - then < stacks.noise.t(0.90) * math.hypot(then_se, now_se):
+        if now - then < stacks.noise.t() * math.hypot(then_se, now_se):
             launches = launches_for_gap(max(abs(now - then), stacks.zone), math.sqrt(2) * stacks.noise.sd)
             text = (
                 f"{best.configuration.label()}, better now, and {anchor.configuration.label()} on both stacks"

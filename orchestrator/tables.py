@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from textwrap import wrap
@@ -11,12 +12,21 @@ from rich.table import Table
 
 from trackers.records import Estimate, StackFingerprint, TrialRecord
 
+from .library import Shelf
 from .peak import Comparison, Peak
 from .shift import PeakShift
 
-__all__ = ["WIDTH", "closing", "ratio", "trials", "value"]
+__all__ = ["WIDTH", "closing", "history", "ratio", "trial_page", "trials", "value"]
 
 WIDTH = 80
+_SHOWN = (
+    "decode_tok_s",
+    "prefill_tok_s",
+    "median_ttft_ms",
+    "median_tpot_ms",
+    "acceptance_length",
+    "passes_s",
+)
 
 
 def value(estimate: Estimate) -> str:
@@ -107,6 +117,56 @@ def trials(records: Iterable[TrialRecord], metric: str, workloads: Sequence[str]
             *(value(cell) if cell else "" for cell in cells),
         )
     return _text(table)
+
+
+def history(found: Mapping[str, Sequence[Shelf]]) -> str:
+    """Peaks over engine versions: a block per plan and target, a row per study, the oldest first."""
+    blocks = []
+    for plan, shelf_list in found.items():
+        ends = [(shelf.opened, shelf.closed.peak or {}) for shelf in shelf_list if shelf.closed]
+        for name in dict.fromkeys(name for _, peaks in ends for name in peaks):
+            table = _table("engine", "peak", "value", "launches", "stack")
+            shown = [(opened, Peak.model_validate(peaks[name])) for opened, peaks in ends if name in peaks]
+            for opened, peak in shown:
+                table.add_row(
+                    opened.facts.get("engine", opened.fingerprint.engine),
+                    peak.configuration.label(),
+                    value(peak.estimate),
+                    str(peak.estimate.launches),
+                    opened.fingerprint.key,
+                )
+            first, metric = shown[0][0], shown[0][1].target.metric
+            blocks.append(f"{plan}: {name}, {metric}; {first.model} on {first.machine}\n{_text(table)}")
+    return "\n".join(blocks)
+
+
+def trial_page(record: TrialRecord) -> str:
+    """All of one trial that a person asks for: what, why, numbers, checks, stack, command."""
+    lines = [
+        f"trial {record.trial_id}  {record.state.upper()}  {record.configuration.label()}",
+        *wrap(f"reason: {record.reason}", WIDTH, subsequent_indent="    "),
+    ]
+    lines += [
+        f"  {name}: {value(estimate)}  ({estimate.launches} x {estimate.windows} windows, {estimate.ending})"
+        for name, estimate in record.estimates.items()
+        if name.split("/")[-1] in _SHOWN
+    ]
+    checks = [check for launch in record.launches for check in launch.checks]
+    checks += [check for window in record.windows for check in window.checks]
+    names = dict.fromkeys(check.name for check in checks)
+    for name in names:
+        same = [check for check in checks if check.name == name]
+        bad = [check for check in same if check.passed is False]
+        unseen = all(check.passed is None for check in same)
+        word = "FAILED" if bad else "not seen" if unseen else "ok"
+        lines.append(f"  {name:22} {word:8} {(bad or same)[0].detail[:46]}")
+    lines += [f"  {name}: {text}" for name, text in record.fingerprint.items.items()]
+    for launch in record.launches:
+        failed = f", failed: {launch.failure.cause}" if launch.failure else ""
+        ready = f"ready after {launch.ready_s:.0f} s" if launch.ready_s is not None else "not ready"
+        lines.append(f"  launch {launch.launch}: {ready}{failed}; log: {launch.log_path}")
+        lines.append("  " + shlex.join(launch.argv))
+    return "\n".join(lines) + "\n"
 
 
 def _table(*headers: str) -> Table:

@@ -60,25 +60,23 @@ class WatchedProcess:
         self._write(json.dumps(spec))
 
     @property
-    def engine(self) -> Process | None:
-        return self._process("engine")
-
-    @property
-    def watchdog(self) -> Process | None:
-        return self._process("watchdog")
-
-    @property
     def dead(self) -> bool:
         """Whether the first process ended, could not start, or is being ended for its log."""
         if {"failed", "exited", "log_limit"} & self.events.keys():
             return True
-        return self.lost and (self.engine is None or not running(self.engine))
+        engine = self.process("engine")
+        return self.lost and (engine is None or not running(engine))
 
     @property
     def root_pid(self) -> int:
         """What the whole tree is below: the watchdog, or the first process where the watchdog was killed."""
-        root = self.engine if self.lost else self.watchdog
+        root = self.process("engine" if self.lost else "watchdog")
         return root.pid if root else 0
+
+    def process(self, name: Literal["engine", "watchdog"]) -> Process | None:
+        """The first process, or its watchdog; None until they were reported."""
+        found = self.events.get("started", {}).get(name)
+        return Process(*found) if found else None
 
     def hear(self, seconds: float, source: socket.socket | None = None) -> bool:
         """Take the watchdog's reports for up to so many seconds; True when the socket can be read."""
@@ -132,7 +130,3 @@ class WatchedProcess:
         with suppress(OSError, ValueError):  # it may be gone, or closed
             self._control.write(line.encode() + b"\n")
             self._control.flush()
-
-    def _process(self, name: str) -> Process | None:
-        found = self.events.get("started", {}).get(name)
-        return Process(*found) if found else None

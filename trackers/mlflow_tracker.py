@@ -18,7 +18,7 @@ from .mlflow_layout import RunContent, experiment_name, study_end, study_run, st
 from .problems import TrackerProblem
 from .records import TrialRecord
 from .redaction import redactor
-from .store_uri import check_reachable, check_uri, is_database, key_of
+from .store_uri import check_reachable, check_uri, is_database, key_of, with_driver
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -64,7 +64,7 @@ class MlflowTracker:
         self._redact = redactor(environ)
         self.store = self._redact(uri)
         check_uri(uri, self.store)
-        self._uri, self._artifacts = uri, artifacts
+        self._uri, self._artifacts = with_driver(uri), artifacts
         self._connected: MlflowClient | None = None
         self._parents: dict[tuple[str, str], tuple[str, str]] = {}
 

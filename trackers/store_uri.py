@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from .problems import TrackerProblem
 
-__all__ = ["check_reachable", "check_uri", "default_uri", "is_database", "key_of"]
+__all__ = ["check_reachable", "check_uri", "default_uri", "is_database", "key_of", "with_driver"]
 
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
@@ -18,6 +19,14 @@ _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 def default_uri(home: Path) -> str:
     """The SQLite store of a home directory."""
     return f"sqlite:///{home.absolute()}/mlflow.db"
+
+
+def with_driver(uri: str) -> str:
+    """The URI as SQLAlchemy needs it: its driver named where the one it takes by itself is not installed."""
+    bare, other = uri.startswith("postgresql:"), find_spec("psycopg2") is not None
+    if bare and other and find_spec("psycopg") is None:
+        return uri.replace("postgresql:", "postgresql+psycopg2:", 1)
+    return uri
 
 
 def is_database(uri: str) -> bool:

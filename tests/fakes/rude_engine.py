@@ -28,7 +28,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--never-listen", action="store_true")
     parser.add_argument("--hang-health", action="store_true")
-    parser.add_argument("--never-generate", action="store_true")
+    parser.add_argument(
+        "--hang-after", type=int, help="never answer this completion, counted from 0, nor later ones"
+    )
     parser.add_argument("--die-after", type=int, help="die at this completion, counted from 0")
     parser.add_argument("--refuse", action="store_true", help="answer completions with 500 and live on")
     parser.add_argument("--spam", action="store_true", help="fill the log")
@@ -55,9 +57,10 @@ def handler(args: argparse.Namespace) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            if args.never_generate:
+            number = next(completions)
+            if args.hang_after is not None and number >= args.hang_after:
                 time.sleep(600)
-            if args.die_after is not None and next(completions) >= args.die_after:
+            if args.die_after is not None and number >= args.die_after:
                 print("AssertionError: this engine serves no more", flush=True)
                 signal.raise_signal(signal.SIGABRT)
             if args.refuse:

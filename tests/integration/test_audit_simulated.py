@@ -37,7 +37,7 @@ HYBRID = HYBRID.model_copy(update={"state": HYBRID.state.model_copy(update={"dty
 # The same geometry as the surface's pool: 65 536 bytes a token, blocks that hold one layer's state.
 SURFACE = Surface(
     version="0.32.0",
-    base_tok_s=110.0,
+    base_tok_s=70.0,
     prefill_max_tok_s=1e6,
     kv_bytes_per_token=65_536,
     block_size=400,
@@ -54,11 +54,11 @@ class Quick(SystemClock):
 @contextmanager
 def served(simulation: Simulation, values: dict) -> Iterator[str]:
     """A simulated engine in a thread of this process, at its address."""
-    loop, started = asyncio.new_event_loop(), threading.Event()
-    port: list[int] = []
-    stop = asyncio.Event()
+    started, port, halt = threading.Event(), [], []
 
     async def serve() -> None:
+        stop = asyncio.Event()
+        halt.append((asyncio.get_running_loop(), stop))
         scheduler = Scheduler(simulation, values, 0, "m")
         labels = cache_labels(values, simulation)
         server = Server(scheduler, name="m", root="m", cache=labels, finished=lambda done: None)
@@ -70,12 +70,13 @@ def served(simulation: Simulation, values: dict) -> Iterator[str]:
         engine.cancel()
         listening.close()
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     assert started.wait(10)
     try:
         yield f"http://127.0.0.1:{port[0]}"
     finally:
+        loop, stop = halt[0]
         loop.call_soon_threadsafe(stop.set)
         thread.join(10)
 

@@ -153,7 +153,7 @@ def test_the_watchdog_stands_apart_from_its_owner(bench: Bench) -> None:
 def test_the_engine_holds_no_pipe_of_the_watchdog_and_no_secret_is_in_an_argument(bench: Bench) -> None:
     with bench.server() as server:
         ready = server.start(SILENT)
-        links = [os.readlink(handle.path) for handle in os.scandir(f"/proc/{ready.pid}/fd")]
+        links = [str(handle.readlink()) for handle in Path(f"/proc/{ready.pid}/fd").iterdir()]
         assert not [link for link in links if link.startswith("pipe:")]
         assert os.getsid(ready.pid) == ready.pid
         environment = Path(f"/proc/{ready.pid}/environ").read_bytes().split(b"\0")
@@ -205,7 +205,7 @@ def test_a_program_that_is_not_there_is_an_environment_failure(bench: Bench) -> 
     [
         (["--never-listen"], {"start_timeout_s": 1.0}, "not ready after 1 s; last: loading"),
         (["--hang-health"], {"start_timeout_s": 1.5, "http_timeout_s": 0.3}, "not ready after 1.5 s"),
-        (["--never-generate"], {"first_request_timeout_s": 0.5}, "a one-token request took more than 0.5 s"),
+        (["--hang-after=0"], {"first_request_timeout_s": 0.5}, "a one-token request took more than 0.5 s"),
     ],
 )
 def test_an_engine_that_is_not_ready_in_time_is_ended_and_said_so(
@@ -387,7 +387,7 @@ def test_a_stranger_on_our_port_is_never_taken_for_our_engine(bench: Bench) -> N
     assert bench.gone()
 
 
-@pytest.mark.parametrize("flag", ["--never-listen", "--never-generate", "--hang-health"])
+@pytest.mark.parametrize("flag", ["--never-listen", "--hang-after=0", "--hang-health"])
 def test_a_start_is_interrupted_within_a_second(bench: Bench, flag: str) -> None:
     clock = SystemClock()
     asked = [0.0]

@@ -17,6 +17,10 @@ from orchestrator.process_tree import Process, identify, running
 DEAD = Process(2**30, 1)
 
 
+def written(directory: Path, entry: Running) -> None:
+    (directory / f"{entry.cookie}.json").write_text(entry.model_dump_json())
+
+
 class Strayed:
     """A process that carries a cookie, as an engine does whose owner is gone."""
 
@@ -50,7 +54,7 @@ def stray() -> Iterator[Strayed]:
 
 
 def test_a_stray_with_a_dead_owner_is_removed_and_told(tmp_path: Path, stray: Strayed) -> None:
-    register(tmp_path, stray.entry())
+    written(tmp_path, stray.entry())
     (removed,) = sweep(tmp_path)
     assert (removed.cookie, removed.run, removed.left) == (stray.cookie, "run-1", 0)
     assert removed.removed == (stray.popen.pid,)
@@ -60,7 +64,7 @@ def test_a_stray_with_a_dead_owner_is_removed_and_told(tmp_path: Path, stray: St
 
 def test_an_engine_whose_owner_lives_is_left_alone(tmp_path: Path, stray: Strayed) -> None:
     entry = stray.entry(owner=identify(os.getpid()))
-    register(tmp_path, entry)
+    written(tmp_path, entry)
     assert sweep(tmp_path) == []
     assert stray.runs
     assert len(list(tmp_path.iterdir())) == 1
@@ -71,28 +75,28 @@ def test_an_owner_s_pid_that_is_now_another_process_does_not_count_as_living(
 ) -> None:
     me = identify(os.getpid())
     assert me is not None
-    register(tmp_path, stray.entry(owner=Process(me.pid, me.start - 1)))
+    written(tmp_path, stray.entry(owner=Process(me.pid, me.start - 1)))
     assert len(sweep(tmp_path)) == 1
 
 
 def test_a_process_without_the_cookie_is_left_alone_even_under_a_registered_pid(
     tmp_path: Path, stray: Strayed
 ) -> None:
-    register(tmp_path, stray.entry(cookie="stray-another", engine=stray.who, watchdog=None))
+    written(tmp_path, stray.entry(cookie="stray-another", engine=stray.who, watchdog=None))
     assert sweep(tmp_path) == []
     assert stray.runs
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_entry_of_another_machine_is_left_alone(tmp_path: Path, stray: Strayed) -> None:
-    register(tmp_path, stray.entry(place="elsewhere pid:[1]"))
+    written(tmp_path, stray.entry(place="elsewhere pid:[1]"))
     assert sweep(tmp_path) == []
     assert stray.runs
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_watchdog_that_never_finishes_is_not_waited_for_endlessly(tmp_path: Path, stray: Strayed) -> None:
-    register(tmp_path, stray.entry(watchdog=stray.who))
+    written(tmp_path, stray.entry(watchdog=stray.who))
     (removed,) = sweep(tmp_path, patience_s=0.2)
     assert removed.seconds >= 0.2
     assert not stray.runs
@@ -109,11 +113,11 @@ def test_a_directory_that_does_not_exist_has_no_strays(tmp_path: Path) -> None:
 
 
 def test_registering_again_replaces_and_forgetting_is_repeatable(tmp_path: Path) -> None:
-    entry = Running(cookie="a", run="r", place=here(), owner=DEAD)
-    register(tmp_path / "new", entry)
-    register(tmp_path / "new", entry.model_copy(update={"engine": DEAD}))
+    register(tmp_path / "new", "a", "run-1")
+    register(tmp_path / "new", "a", "run-1", None, DEAD)
     (path,) = (tmp_path / "new").iterdir()
-    assert Running.model_validate_json(path.read_bytes()).engine == DEAD
+    entry = Running.model_validate_json(path.read_bytes())
+    assert (entry.engine, entry.watchdog, entry.owner) == (DEAD, None, identify(os.getpid()))
     forget(tmp_path / "new", "a")
     forget(tmp_path / "new", "a")
     assert list((tmp_path / "new").iterdir()) == []

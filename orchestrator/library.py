@@ -1,0 +1,90 @@
+"""The library: every journal of this user, read without a lock, for whoever looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trackers.entries import StudyClosed, StudyOpened
+from trackers.journal import Journal
+from trackers.records import Frozen, TrialRecord
+
+from .errors import PlanError
+from .home import home
+
+__all__ = ["Shelf", "find_plan", "find_trial", "plan_names", "shelves"]
+
+
+class Shelf(Frozen):
+    """One study: how it was opened, what it measured, and how it last ended."""
+
+    opened: StudyOpened
+    records: tuple[TrialRecord, ...]
+    closed: StudyClosed | None = None
+
+
+def plan_names() -> list[str]:
+    """Plans with a journal here, the latest first."""
+    files = sorted((home() / "journals").glob("*/journal.jsonl"), key=lambda file: -file.stat().st_mtime)
+    return [file.parent.name for file in files]
+
+
+@contextmanager
+def reading(plan: str) -> Iterator[Journal]:
+    journal = Journal(home() / "journals" / plan, read_only=True)
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+def shelves(plan: str) -> list[Shelf]:
+    """The studies of a plan, in the order in which they were opened."""
+    with reading(plan) as journal:
+        found = []
+        for key, opened in journal.studies().items():
+            closings = journal.closings(key)
+            found.append(
+                Shelf(
+                    opened=opened,
+                    records=tuple(journal.records(key)),
+                    closed=closings[-1] if closings else None,
+                )
+            )
+    return sorted(found, key=lambda shelf: shelf.opened.started_at)
+
+
+def find_plan(what: str) -> str | None:
+    """A plan's name from its name or its file; None where no journal has it."""
+    names = plan_names()
+    if what in names:
+        return what
+    path = Path(what)
+    if path.suffix in (".yaml", ".yml") and path.exists():
+        from .plan_file import load_plan  # noqa: PLC0415 - looking at a record needs no plan
+
+        name = load_plan(path).name
+        return name if name in names else None
+    return None
+
+
+def find_trial(what: str) -> TrialRecord:
+    """A trial by its id, or by enough of its beginning.
+
+    Raises:
+        PlanError: None or several have it.
+    """
+    found = [
+        record
+        for plan in plan_names()
+        for shelf in shelves(plan)
+        for record in shelf.records
+        if record.trial_id.startswith(what)
+    ]
+    if len(found) != 1:
+        raise PlanError(
+            f"{what!r} is {'no plan and no trial' if not found else 'the beginning of several trials'} here.",
+            f"Plans: {', '.join(plan_names()) or 'none yet'}. `repeak show PLAN` lists its trials.",
+        )
+    return found[0]

@@ -26,8 +26,8 @@ ERROR_LINE = re.compile(
 # Lines that only say that something above them failed, or what we saw from outside.
 ECHO = re.compile(
     r"[Ss]ee (?:root cause|(?:the )?stack trace)|check the stack trace|Worker failed with error|"
-    r"EngineDeadError|CalledProcessError|Error raised in subprocess|failed to be inspected|CancelledError|KeyboardInterrupt|"
-    r"^pydantic_core.*validation errors? for|^repeak: (?:not ready|/health)"
+    r"EngineDeadError|CalledProcessError|Error raised in subprocess|failed to be inspected|CancelledError|"
+    r"KeyboardInterrupt|^pydantic_core.*validation errors? for|^repeak: (?:not ready|/health)"
 )
 SECRETS = (
     (re.compile(r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|AKIA)[A-Za-z0-9_-]{8,}"), "***"),

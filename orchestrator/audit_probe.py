@@ -19,7 +19,7 @@ __all__ = ["CapacityPoint", "CapacityProbe", "fit_capacity", "probe_capacity"]
 
 SHARES = (1 / 16, 1 / 4, 1 / 2, 3 / 4, 1)
 HOLDS = (64, 512)
-READINGS = 5
+READINGS = 3
 REFINEMENTS = 3
 READ_EVERY_S = 0.02
 IDLE_S = 20.0
@@ -123,7 +123,8 @@ def probe_capacity(
     clock = clock or SystemClock()
     started = clock.monotonic()
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    session = client or httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers)
+    base = url.rstrip("/").removesuffix("/v1")
+    session = client or httpx.Client(base_url=base, headers=headers, verify=base.startswith("https"))
     with session:
         probing = _Probing(session, clock, started + budget_s, model=model, vocabulary=vocabulary, k=k)
         first = probing.wait_idle()

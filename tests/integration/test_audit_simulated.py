@@ -161,9 +161,9 @@ def test_fifty_seeded_pools_are_measured_within_three_percent() -> None:
             kv_bytes_per_token=rng.choice((24_576, 65_536, 131_072)),
             memory_gib=rng.uniform(60, 140),
         )
-        values = {"max_model_len": 8192, "enable_prefix_caching": rng.random() < 0.5}
+        values = {"max_model_len": 4096, "enable_prefix_caching": rng.random() < 0.5}
         with served(Simulation(surface=surface), values) as url:
-            found = probe_capacity(url, "m", 8192, clock=Quick())
+            found = probe_capacity(url, "m", 4096, clock=Quick())
         assert found.tokens is not None, seed
         assert sum(found.tokens) / 2 == pytest.approx(surface.kv_tokens(values), rel=0.03), seed
 

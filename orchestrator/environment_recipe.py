@@ -45,6 +45,15 @@ _FOREIGN = {
     "CUDA_VISIBLE_DEVICES",
 }
 _FOREIGN_PREFIXES = ("RAY_", "MLFLOW_", "REPEAK_", "PIP_", "UV_")
+_ALWAYS = {
+    # An engine's working directory must not shadow its modules.
+    "PYTHONSAFEPATH": "1",
+    "PYTHONUNBUFFERED": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_COLOR": "0",
+    "NO_COLOR": "1",
+}
 _LINEAR_KEYS = ("linear_num_value_heads", "linear_conv_kernel_dim")
 
 
@@ -200,13 +209,7 @@ def launch_env(
         **own,
         **({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if local else {}),
         "PATH": f"{python.parent}:{inherited.get('PATH', '/usr/bin:/bin')}",
-        # An engine's working directory must not shadow its modules.
-        "PYTHONSAFEPATH": "1",
-        "PYTHONUNBUFFERED": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_LOGGING_COLOR": "0",
-        "NO_COLOR": "1",
+        **_ALWAYS,
         "VLLM_CACHE_ROOT": str(caches / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),

@@ -8,9 +8,12 @@ from pathlib import Path
 import click
 
 from .errors import Interrupted, PlanError
+from .local_slot import LocalSlot
 from .plan_file import load_plan, plan_schema
 from .preview import preview, preview_text
+from .rehearsal import rehearsed
 from .session import tune_plan
+from .slots import LocalSlots
 
 __all__ = ["plan", "tune"]
 
@@ -40,8 +43,9 @@ def plan(plan_path: Path | None, *, schema: bool, as_json: bool) -> None:
 @click.command()
 @click.argument("plan_path", metavar="PLAN", type=_PLAN)
 @click.option("--address", help="Join this Ray cluster instead of starting a local one.")
+@click.option("--rehearse", is_flag=True, help="On the simulated engine: what a study does, in seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome for machines.")
-def tune(plan_path: Path, *, address: str | None, as_json: bool) -> int:
+def tune(plan_path: Path, *, address: str | None, rehearse: bool, as_json: bool) -> int:
     """Search each engine of a plan, confirm the best, and say whether the peak moved. Resumes by itself.
 
     \b
@@ -51,7 +55,12 @@ def tune(plan_path: Path, *, address: str | None, as_json: bool) -> int:
         raise PlanError(
             f"There is no plan {plan_path}.", 'Write one: repeak init "vllm serve ..." -o plan.yaml'
         )
-    result = tune_plan(load_plan(plan_path), address=address)
+    wanted = load_plan(plan_path)
+    if rehearse:
+        slots = LocalSlots(wanted.slots.count, make=LocalSlot)
+        result = tune_plan(rehearsed(wanted), slots=slots)
+    else:
+        result = tune_plan(wanted, address=address)
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=1))
     else:

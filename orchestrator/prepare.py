@@ -29,6 +29,7 @@ from .memory import Memory
 from .orders import Launchpad
 from .plan import EngineSpec, ModelSource, TuningPlan
 from .progress import Progress
+from .rehearsal import simulated
 from .serve_line import incumbent_configuration
 from .study import Study
 
@@ -114,6 +115,8 @@ def _environment(engine: EngineSpec, progress: Progress) -> EngineEnvironment:
     def say(text: str) -> None:
         progress.now(engine.name, f"environment| {text}")
 
+    if engine.simulated is not None:
+        return simulated(engine.simulated, home() / "simulated" / engine.name)
     try:
         return make_environment(_request(engine), root=environments_root(), progress=say)
     finally:
@@ -133,7 +136,7 @@ def _study(name: str, held: _Held) -> Study:
         key=key,
         stack=stack,
         space=held.space,
-        facts=_facts(config),
+        facts=KnownFacts() if held.engine.simulated else _facts(config),
         incumbent=incumbent,
         pad=Launchpad(
             environment=held.environment,
@@ -150,7 +153,7 @@ def _study(name: str, held: _Held) -> Study:
 
 
 def start_bound(memory: Memory | None, study: str) -> float:
-    """How long a start may take: half an hour while caches are cold, then five times what was seen, over 5 minutes."""
+    """How long a start may take: half an hour while caches are cold, then five times the slowest seen."""
     records = memory.of(study) if memory is not None else []
     seen = [launch.ready_s for record in records for launch in record.launches if launch.ready_s is not None]
     return max(300.0, 5 * max(seen)) if seen else 1800.0

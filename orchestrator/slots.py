@@ -113,7 +113,7 @@ class LocalSlots:
 
     def __init__(self, count: int, *, make: Callable[[str], EngineSlot]) -> None:
         self.count = count
-        self._pool: SlotPool[EngineSlot] = SlotPool(count, make=make, drop=lambda slot: _end(slot))
+        self._pool: SlotPool[EngineSlot] = SlotPool(count, make=make, drop=_end)
 
     @contextmanager
     def lease(self, engine: str) -> Iterator[EngineSlot]:

@@ -28,7 +28,7 @@ from .trial import TrialPlan, run_trial
 
 __all__ = ["AGAIN", "Bench", "Study", "attempt", "search", "search_trials"]
 
-AGAIN: frozenset[TrialState] = frozenset({"interrupted", "lost"})
+AGAIN: frozenset[TrialState] = frozenset({"interrupted", "lost", "client_bound"})
 """States that say nothing of their configuration: it is measured again."""
 
 
@@ -44,7 +44,7 @@ class Study:
     stack: StackFingerprint
     space: SearchSpace
     pad: Launchpad
-    facts: KnownFacts = KnownFacts()
+    facts: KnownFacts
     incumbent: Configuration | None = None
 
 

@@ -28,6 +28,8 @@ from .workload import Workload
 
 __all__ = ["Remember", "TrialPlan", "run_trial"]
 
+_UNSCORED = 6
+
 Noise = Callable[[str, str], LaunchNoise]
 """(workload, metric) -> the launch noise known for it on this machine and model."""
 
@@ -78,6 +80,7 @@ class _Run:
     launches: list[Launch] = field(default_factory=list)
     windows: list[Measurement] = field(default_factory=list)
     live: dict[str, str] = field(default_factory=dict)
+    unscored: int = 0
 
 
 def run_trial(plan: TrialPlan, slot: EngineSlot, remember: Remember, *, clock: Clock) -> TrialRecord:
@@ -168,8 +171,12 @@ def _measure(plan: TrialPlan, slot: EngineSlot, remember: Remember, run: _Run, l
             except MeasurementFailed as error:
                 return Failure(cause="not_measurable", kind="transient", message=error.message)
             measured = measured.model_copy(update={"launch": launch})
-            run.windows.append(measured)
             remember.window(plan.trial_id, measured)
+            if _client_bound(measured) and run.unscored < _UNSCORED:
+                # Our own client was starved, which says nothing of the engine: never scored, taken again.
+                run.unscored += 1
+                continue
+            run.windows.append(measured)
             if measured.disproved or plan.metric not in measured.metrics:
                 settled.update(series)
                 break
@@ -180,7 +187,11 @@ def _measure(plan: TrialPlan, slot: EngineSlot, remember: Remember, run: _Run, l
     return None
 
 
-def _series(plan: TrialPlan, run: _Run, workload: str, metric: str) -> list[tuple[float, ...]]:
+def _client_bound(window: Measurement) -> bool:
+    return {check.name for check in window.disproved} == {"client_bound"}
+
+
+def _series(run: _Run, workload: str, metric: str) -> list[tuple[float, ...]]:
     """The windows' values by launch, launches that failed left out."""
     good = {launch.launch for launch in run.launches if launch.failure is None}
     by_launch = launch_values(run.windows, workload, metric)
@@ -195,7 +206,7 @@ def _estimates(plan: TrialPlan, run: _Run) -> dict[str, Estimate]:
             name for window in run.windows if window.workload.name == workload.name for name in window.metrics
         }
         for metric in sorted(names):
-            series = _series(plan, run, workload.name, metric)
+            series = _series(run, workload.name, metric)
             if series and all(value > 0 for values in series for value in values):
                 noise = plan.noise(workload.name, metric)
                 found[f"{workload.name}/{metric}"] = estimate(series, plan.rule, noise)
@@ -205,7 +216,7 @@ def _estimates(plan: TrialPlan, run: _Run) -> dict[str, Estimate]:
 def _settled(plan: TrialPlan, run: _Run) -> bool:
     """Whether every workload has launches enough, and they agree."""
     for workload in plan.workloads:
-        series = _series(plan, run, workload.name, plan.metric)
+        series = _series(run, workload.name, plan.metric)
         noise = plan.noise(workload.name, plan.metric)
         if series and judge_launches(series, plan.rule, noise) == "repeat":
             return False

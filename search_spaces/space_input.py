@@ -214,4 +214,4 @@ def _knob_problems(name: str, one: KnobInput | None) -> Iterator[Problem]:
 def _overlaid(name: str, one: KnobInput) -> Knob:
     known = CATALOG.get(name)
     base = known.model_dump(exclude={*_RANGE, "name"}, exclude_unset=True) if known else {}
-    return Knob(name=name, **{**base, **one.model_dump(exclude_unset=True)})
+    return Knob(name=name, **{**base, **one.model_dump(exclude_defaults=True)})

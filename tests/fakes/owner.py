@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -11,12 +12,7 @@ from pathlib import Path
 from orchestrator.clock import SystemClock
 from orchestrator.engine_server import EngineServer, ServerLimits
 
-run_dir, running_dir, cookie, wait_for_ready = (
-    Path(sys.argv[1]),
-    Path(sys.argv[2]),
-    sys.argv[3],
-    sys.argv[4] == "ready",
-)
+run_dir, running_dir, cookie, mode = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
 server = EngineServer(
     sys.argv[5:],
     dict(os.environ),
@@ -32,9 +28,11 @@ def show(text: str) -> None:
     print(json.dumps(text), flush=True)
 
 
-if not wait_for_ready:
+if mode == "starting":
     server.start(show)
 with server:
     server.start(lambda _: None)
+    if "forked" in mode and os.fork() == 0:
+        signal.pause()
     show("ready")
     threading.Event().wait(300)

@@ -25,6 +25,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kill-self", type=int, help="then die by this signal")
     parser.add_argument("--child", action="store_true", help="have a plain child process")
     parser.add_argument("--fork-away", action="store_true", help="have one in a session of its own, orphaned")
+    parser.add_argument("--wipe", action="store_true", help="let the orphan have no environment")
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--never-listen", action="store_true")
     parser.add_argument("--hang-health", action="store_true")
@@ -42,7 +43,8 @@ def offspring(args: argparse.Namespace) -> None:
         subprocess.Popen([sys.executable, "-c", SLEEPER])
     if args.fork_away:
         popen = f"subprocess.Popen([sys.executable, '-c', {SLEEPER!r}], start_new_session=True)"
-        subprocess.run([sys.executable, "-c", f"import subprocess, sys; {popen}"], check=True)
+        env = {} if args.wipe else None
+        subprocess.run([sys.executable, "-c", f"import subprocess, sys; {popen}"], check=True, env=env)
 
 
 def handler(args: argparse.Namespace) -> type[BaseHTTPRequestHandler]:

@@ -20,7 +20,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.engine_server import EngineServer, ServerLimits
 from orchestrator.errors import EngineFailed, Interrupted
 from orchestrator.janitor import Running, sweep
-from orchestrator.process_tree import Process, cookie_holders, identify, running
+from orchestrator.process_tree import Process, cookie_holders, descendants, identify, running
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
@@ -275,6 +275,35 @@ def test_children_that_outlive_a_polite_leader_are_ended(bench: Bench) -> None:
     assert len(bench.look()) == 4
     assert server.stop().killed == 2
     assert bench.gone()
+
+
+def test_an_orphan_that_wiped_its_environment_is_ended(bench: Bench) -> None:
+    server = bench.server("--fork-away", "--wipe")
+    server.start(SILENT)
+    assert len(bench.look()) == 3
+    assert server.stop().killed == 1
+    assert bench.gone()
+
+
+def test_a_control_pipe_that_closes_ends_the_engine_though_its_owner_lives(bench: Bench) -> None:
+    with bench.server("--child") as server:
+        server.start(SILENT)
+        bench.look()
+        assert server._watched is not None
+        server._watched._control.close()
+        assert eventually(bench.gone)
+
+
+def test_an_owner_whose_pipe_lives_on_in_a_forked_child_is_still_seen_to_die(bench: Bench) -> None:
+    with bench.owner("ready-forked", "--child") as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        (forked,) = descendants(owner.pid)
+        bench.look()
+        owner.kill()
+        assert eventually(bench.gone)
+        assert running(forked)
+        os.kill(forked.pid, signal.SIGKILL)
 
 
 def test_a_frozen_engine_is_ended(bench: Bench) -> None:

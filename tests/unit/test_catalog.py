@@ -15,7 +15,7 @@ VERSIONS = ["0.19.1", "0.26.0", "0.27.1", "0.32.0", "0.33.0"]
 
 
 def parser(version: str) -> dict[str, str]:
-    """Option or variable -> what the recorded parser says of it: `on/off`, `on`, choices joined by |, nothing."""
+    """Option or variable -> `on/off`, `on`, its choices joined by |, or nothing."""
     lines = (FOLDER / f"{version}.txt").read_text(encoding="utf-8").splitlines()
     return {name: rest for name, _, rest in (line.partition(" ") for line in lines)}
 

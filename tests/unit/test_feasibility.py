@@ -69,7 +69,7 @@ def test_the_newer_rule_refuses_as_the_engine_did():
 
 
 def test_nothing_left_was_let_through_before_0_20_2_and_less_was_not():
-    here = {"drafter": "draft_model", "k": 4, "max_num_batched_tokens": 64}
+    here = {"drafter": "draft_model", "k": 4, "max_num_batched_tokens": 64, "space": SPACE.on("0.19.1")[0]}
     assert cause("0.19.1", **here) is None
     assert cause("0.20.2", **here) == "draft_slots_over_budget"
 

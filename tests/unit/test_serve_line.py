@@ -161,7 +161,7 @@ def test_what_the_space_has_no_knob_for_stays_with_the_incumbent_unless_every_la
     [
         '--speculative-config \'{"method": "mtp", "num_speculative_tokens": 2, "moe_backend": "triton"}\'',
         '--speculative_config={"method":"qwen3_next_mtp","num_speculative_tokens":2,"moe_backend":"triton"}',
-        "--speculative-config.method mtp --speculative-config.num_speculative_tokens=2 -sc.moe_backend triton",
+        "--speculative-config.method mtp -sc.num_speculative_tokens=2 -sc.moe_backend triton",
         "--spec-method mtp --spec-tokens 2 -sc.moe_backend=triton",
     ],
 )

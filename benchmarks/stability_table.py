@@ -28,7 +28,7 @@ class Scenario:
 
     launch_sd: float
     window_sd: float
-    shape: Series = lambda rng, n: np.zeros(n)
+    shape: Series = lambda _, n: np.zeros(n)
 
     def launch(self, rng: np.random.Generator, n: int) -> list[float]:
         noise = rng.normal(0, self.launch_sd) + rng.normal(0, self.window_sd, n)

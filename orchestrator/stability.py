@@ -140,8 +140,9 @@ def _trend(x: _Logs) -> tuple[float, float]:
     if n < _FEWEST:
         return 0.0, math.inf
     change = float(x[-half:].mean() - x[:half].mean())
-    line = np.polyval(np.polyfit(np.arange(n), x, 1), np.arange(n))
-    sd = math.sqrt(float(((x - line) ** 2).sum()) / (n - 2))
+    centred, time = x - x.mean(), np.arange(n) - (n - 1) / 2
+    residual = centred - time * (time @ centred) / (time @ time)
+    sd = math.sqrt(float(residual @ residual) / (n - 2))
     return change, float(special.stdtrit(n - 2, _TREND_SHOWN)) * sd * math.sqrt(2 / half)
 
 

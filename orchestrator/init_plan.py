@@ -80,7 +80,9 @@ def init_plan(serve_line: str, engines: Sequence[str] = ()) -> str:
     model = line.model or "org/name"
     cpu = bool(engines) and all("cpu" in engine for engine in engines)
     return _PLAN.format(
-        name=re.sub(r"[^A-Za-z0-9._-]", "-", model.rstrip("/").split("/")[-1]).lstrip(".-_") or "study",
+        name=_yaml(
+            re.sub(r"[^A-Za-z0-9._-]", "-", model.rstrip("/").split("/")[-1]).lstrip(".-_") or "study"
+        ),
         model=_yaml({"path" if model.startswith(("/", ".", "~")) else "id": model}),
         engines="\n".join(f"  - {_yaml(engine)}" for engine in engines or ("vllm==0.32.0",)),
         serve=_yaml({**fixed, **({"env": line.env} if line.env else {})}),

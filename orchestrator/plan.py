@@ -78,12 +78,14 @@ class Precision(PlanPart):
     """How well a number is to be known. `launch_noise` is the spread expected between two launches."""
 
     relative: Share = Field(0.01, description="Half-width asked of a launch, such as 1%.")
-    min_windows: int = Field(5, ge=2)
-    max_windows: int = Field(12, ge=2, le=1000)
+    min_windows: int = Field(5, ge=2, description="Windows of a launch at least.")
+    max_windows: int = Field(
+        12, ge=2, le=1000, description="Windows after which a launch ends, settled or not."
+    )
     launch_noise: Share = Field(0.02, description="Prior for the spread between launches, such as 2%.")
     indifference: Share | None = Field(None, description="Differences under this are ties.")
     launches: int = Field(1, ge=1, description="Launches of each configuration in the search.")
-    max_launches: int = Field(1, ge=1)
+    max_launches: int = Field(1, ge=1, description="Launches after which repeating ends.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Precision:
@@ -150,6 +152,12 @@ def _workload(given: Any, info: ValidationInfo) -> Any:
     return given
 
 
+def _some_traffic(workloads: tuple[Workload, ...]) -> tuple[Workload, ...]:
+    if not workloads:
+        raise ValueError("the list is empty; name at least one workload, such as {name: edit, kind: edit}")
+    return workloads
+
+
 class TuningPlan(PlanPart):
     """One study. Absent parts have defaults; `model`, `engines` and `workloads` have none."""
 
@@ -158,7 +166,7 @@ class TuningPlan(PlanPart):
         dict[str, ModelSource],
         BeforeValidator(single_model),
         Also(ModelSource, {"type": "string"}),
-    ] = Field(alias="model", min_length=1, description="The model, or variants of it by name (bf16, fp8).")
+    ] = Field(alias="model", description="The model, or variants of it by name (bf16, fp8).")
     engines: Annotated[
         tuple[Annotated[EngineSpec, BeforeValidator(named_engine), Also({"type": "string"})], ...],
         AfterValidator(unique_engines),
@@ -175,7 +183,9 @@ class TuningPlan(PlanPart):
         BeforeValidator(lambda given: parse_serve_line(given) if isinstance(given, str) else given),
         WithJsonSchema({"type": "string"}),
     ] = Field(None, description="The vllm serve line that runs today; measured first.")
-    workloads: tuple[Annotated[Workload, BeforeValidator(_workload)], ...] = Field(min_length=1)
+    workloads: Annotated[
+        tuple[Annotated[Workload, BeforeValidator(_workload)], ...], AfterValidator(_some_traffic)
+    ] = Field(description="The traffic that decides; all of it is measured in each launch.")
     chosen: SpaceInput = Field(default_factory=SpaceInput, alias="space")
     objective: Objective = Objective()
     precision: Precision = Precision()

@@ -18,7 +18,8 @@ from .plan import TuningPlan
 
 __all__ = ["load_plan", "plan_schema", "read_plan"]
 
-_LARGEST = 1_000_000  # bytes
+_LARGEST = 250_000  # bytes
+_DEEPEST = 40
 _MOST_ALIASES = 20
 _SCALARS = {"str", "int", "float", "bool", "null", "timestamp"}
 _Place = tuple[str | int, ...]
@@ -100,11 +101,7 @@ def _data(text: str) -> tuple[Any, dict[_Place, int]]:
     """Plain data, and the line on which each place begins."""
     lines: dict[_Place, int] = {(): 1}
     try:
-        aliases = [event for event in yaml.parse(text, yaml.SafeLoader) if isinstance(event, yaml.AliasEvent)]
-        if len(aliases) > _MOST_ALIASES:
-            mark = aliases[_MOST_ALIASES].start_mark
-            line = mark.line + 1 if mark else 1
-            raise _Unreadable(line, f"more than {_MOST_ALIASES} aliases; write the values out")
+        _bounded(text)
         node = yaml.compose(text, yaml.SafeLoader)
         if not isinstance(node, yaml.MappingNode):
             raise _Unreadable(1, "a plan is a mapping of fields, such as `name:` and `model:`")
@@ -116,8 +113,21 @@ def _data(text: str) -> tuple[Any, dict[_Place, int]]:
         tab = "\t" in (at[0] if at else "") or "'\\t'" in str(error.problem)
         what = "a tab; YAML is indented with spaces" if tab else f"is no YAML: {error.problem}"
         raise _Unreadable(line + 1, what) from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         raise _Unreadable(1, f"is no YAML: {' '.join(str(error).split())}") from None
+
+
+def _bounded(text: str) -> None:
+    """Refuse what would take long or much memory, before anything is built from it."""
+    aliases = depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        aliases += isinstance(event, yaml.AliasEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if aliases > _MOST_ALIASES:
+            raise _Unreadable(line, f"more than {_MOST_ALIASES} aliases; write the values out")
+        if depth > _DEEPEST:
+            raise _Unreadable(line, f"more than {_DEEPEST} levels deep; a plan is flat")
 
 
 def _plain(node: yaml.Node, place: _Place, lines: dict[_Place, int], above: Sequence[yaml.Node]) -> Any:

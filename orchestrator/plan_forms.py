@@ -52,7 +52,7 @@ def _share(given: Any) -> Any:
 
 Seconds = Annotated[
     float,
-    Field(gt=0),
+    Field(gt=0, allow_inf_nan=False),
     BeforeValidator(_seconds),
     WithJsonSchema(
         {"type": "string", "pattern": r"^(\d+(\.\d+)?\s*[smhd]\s*)+$", "examples": ["35m", "1h30m"]}

@@ -57,7 +57,11 @@ class EngineSpec(PlanPart):
     python: str | None = Field(None, description="Interpreter of an environment that has vLLM already.")
     simulated: str | None = Field(None, description="Surfaces of the simulated engine, for rehearsal.")
     build_python: str | None = Field(None, description="Interpreter to build the environment with.")
-    torch_backend: str | None = Field(None, pattern=r"^(auto|cpu|xpu|cu\d+|rocm[\d.]+)$")
+    torch_backend: str | None = Field(
+        None,
+        pattern=r"^(auto|cpu|xpu|cu\d+|rocm[\d.]+)$",
+        description="Which build of torch: auto, cpu, cu129.",
+    )
     constraints: tuple[str, ...] = Field((), description="Requirement lines that the resolution obeys.")
     packages: tuple[str, ...] = Field((), description="Requirements installed beside the engine.")
 

@@ -31,7 +31,7 @@ def read(text: str):
         ("vllm serve org/on --max-num-seqs 1 --chat-template 'a: {b}'", ()),
         ("vllm serve org/name --spec-method ngram --spec-tokens 4 --gpu-memory-utilization 0.99", ()),
         (
-            'vllm serve org/name --speculative-config \'{"model": "org/draft", "num_speculative_tokens": 3}\'',
+            'vllm serve org/name --speculative-config \'{"model": "a/b", "num_speculative_tokens": 3}\'',
             (),
         ),
     ],

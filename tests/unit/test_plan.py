@@ -84,7 +84,7 @@ def test_it_cannot_be_changed():
         ({"objective": {"over": "weighted", "weights": {"edits": 1}}}, "did you mean edit?"),
         ({"objective": {"weights": {"edit": 1}}}, "set over: weighted"),
         ({"workloads": [LEAST["workloads"][0]] * 2}, "edit names 2 workloads"),
-        ({"workloads": []}, "at least 1 item"),
+        ({"workloads": []}, "at least one workload"),
         ({"budget": {"launches": 0}}, "greater than or equal to 1"),
         ({"budget": {"time": "0m"}}, "greater than 0"),
         ({"precision": {"min_windows": 9, "max_windows": 4}}, "above max_windows"),

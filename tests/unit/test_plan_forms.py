@@ -60,7 +60,7 @@ def test_an_engine_without_a_name_is_given_one(given, name):
 
 
 def test_a_number_is_no_engine():
-    with pytest.raises(ValueError, match="vllm==0.32.0"):
+    with pytest.raises(ValueError, match="requirement"):
         named_engine(0.32)
 
 

@@ -34,10 +34,10 @@ def measure(
         return tuple((100 * np.exp(surface[k] + rng.normal(0, launch_sd, n))).tolist())
 
     field = [Candidate(configuration=one, searched=launches(one.k, 1)) for one in DEPTHS]
-    again = contenders([(TARGET, field)], DELTA, FINALISTS, incumbent)
+    again = {one.k for one in contenders([(TARGET, field)], DELTA, FINALISTS, incumbent)}
     return [
         c.model_copy(update={"fresh": launches(c.configuration.k, LAUNCHES)})
-        if c.configuration in again
+        if c.configuration.k in again
         else c
         for c in field
     ]

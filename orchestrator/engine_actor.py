@@ -159,14 +159,14 @@ class RaySlots:
     def _make(self, engine: str) -> Any:
         import ray  # noqa: PLC0415
 
-        remote = ray.remote(_EngineActor).options(
+        remote = ray.remote(
             num_cpus=0,
             num_gpus=self._gpus,
             resources=self._resources or None,
             max_restarts=0,
             max_task_retries=0,
             concurrency_groups={"run": 1, "ctl": 4},
-        )
+        )(_EngineActor)
         actor = remote.remote(engine)
         try:
             ray.get(actor.status.options(concurrency_group="ctl").remote(), timeout=_READY_TIMEOUT_S)
@@ -178,7 +178,7 @@ class RaySlots:
                 f"The cluster has {have.get('GPU', 0):.0f} GPU(s); lower slots.gpus or free some.",
             ) from None
         except ray.exceptions.RayError as error:
-            raise SlotLost(f"An engine slot could not start ({type(error).__name__}: {error}).") from error
+            raise SlotLost(f"An engine slot could not start: {type(error).__name__}: {error}") from error
         return actor
 
     def _drop(self, actor: Any) -> None:
@@ -211,7 +211,7 @@ def _start_cluster(address: str | None, directory: Path, say: Callable[[str], No
             return
     raise ClusterError(
         f"Ray did not start: {errors[-1]}",
-        "It gives its own processes 30 s; on a busy machine try again, or give --address of a running cluster.",
+        "It gives its own processes 30 s; on a busy machine try again, or name a cluster by --address.",
     )
 
 
@@ -220,6 +220,8 @@ def _cluster_settings(directory: Path) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Despite its name this is what makes a Linux cluster of one host listen on loopback only.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    # Workers are niced by 15 otherwise, and so would be every engine that one starts.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
         return

@@ -81,11 +81,10 @@ def serve_ui(
 
 
 def find_experiment(base: str, name: str) -> str | None:
-    """The id of an experiment by name, asked of a server."""
-    answer = httpx.get(
-        f"{base}/api/2.0/mlflow/experiments/get-by-name", params={"experiment_name": name}, timeout=30
-    )
-    return str(answer.json()["experiment"]["experiment_id"]) if answer.status_code == 200 else None
+    """The id of an experiment by name, asked of a server on this machine."""
+    with _local(base) as client:
+        answer = client.get("/api/2.0/mlflow/experiments/get-by-name", params={"experiment_name": name})
+    return str(answer.json()["experiment"]["experiment_id"]) if answer.is_success else None
 
 
 def experiment_link(base: str, experiment_id: str | None) -> str:
@@ -100,15 +99,23 @@ def compare_link(base: str, experiment_ids: Sequence[str], run_ids: Sequence[str
     return f"{base}/#/compare-runs?runs={runs}&experiments={experiments}"
 
 
+def _local(base: str) -> httpx.Client:
+    # Neither a proxy nor certificates: it is this machine.
+    return httpx.Client(base_url=base, timeout=30, trust_env=False, verify=False)  # noqa: S501
+
+
 def _wait(port: int, process: subprocess.Popen[bytes], log: Path, clock: Clock, timeout_s: float) -> None:
-    base, deadline = f"http://{HOST}:{port}", clock.monotonic() + timeout_s
-    while clock.monotonic() < deadline:
-        if process.poll() is not None:
-            raise TrackerError(f"MLflow's server ended with code {process.returncode}.", f"Its log: {log}")
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{base}/health", timeout=5).is_success and listener_belongs_to(port, process.pid):
-                return
-        clock.sleep(0.5)
+    deadline = clock.monotonic() + timeout_s
+    with _local(f"http://{HOST}:{port}") as client:
+        while clock.monotonic() < deadline:
+            if process.poll() is not None:
+                raise TrackerError(
+                    f"MLflow's server ended with code {process.returncode}.", f"Its log: {log}"
+                )
+            with contextlib.suppress(httpx.HTTPError):
+                if client.get("/health").is_success and listener_belongs_to(port, process.pid):
+                    return
+            clock.sleep(0.5)
     raise TrackerError(f"MLflow's server did not answer within {timeout_s:.0f} s.", f"Its log: {log}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -41,58 +42,68 @@ def holds(text: str, values: Mapping[str, Scalar], knobs: Collection[str]) -> bo
     Raises:
         ValueError: It is no condition, or compares what cannot be compared.
     """
+    try:
+        return _Scope(values, knobs).truth(_tree(text))
+    except (TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"`{text}` cannot be worked out: {error}") from error
 
-    def value(node: ast.expr) -> Any:
-        match node:
-            case ast.BoolOp():
-                # Both sides are always worked out, so that one trial of a condition finds all its mistakes.
-                parts = [truth(part) for part in node.values]
-                return all(parts) if isinstance(node.op, ast.And) else any(parts)
-            case ast.UnaryOp(op=ast.Not()):
-                return not truth(node.operand)
-            case ast.UnaryOp(op=ast.USub()):
-                return -number(node.operand)
-            case ast.BinOp() if type(node.op) in _OPERATIONS:
-                return _OPERATIONS[type(node.op)](number(node.left), number(node.right))
-            case ast.Compare(ops=ops) if all(type(op) in _OPERATIONS for op in ops):
-                return compare(node)
-            case ast.List() | ast.Tuple():
-                return [value(part) for part in node.elts]
-            case ast.Constant(value=bool() | int() | float() | str()):
-                return node.value
-            case ast.Name() if node.id in values or node.id not in knobs:
-                return values.get(node.id, {"true": True, "false": False}.get(node.id, node.id))
-            case ast.Name():
-                raise _Absent
-        raise TypeError(f"{ast.unparse(node)} has no place in a condition")
 
-    def compare(node: ast.Compare) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """One configuration, and the names that are knobs."""
+
+    values: Mapping[str, Scalar]
+    knobs: Collection[str]
+
+    def truth(self, node: ast.expr) -> bool:
         try:
-            sides = [value(side) for side in (node.left, *node.comparators)]
-        except _Absent:
-            return False
-        pairs = zip(sides, node.ops, sides[1:], strict=False)
-        return all(_OPERATIONS[type(op)](left, right) for left, op, right in pairs)
-
-    def truth(node: ast.expr) -> bool:
-        try:
-            found = value(node)
+            found = self.value(node)
         except _Absent:
             return False
         if not isinstance(found, bool):
             raise TypeError(f"{ast.unparse(node)} alone is neither true nor false")
         return found
 
-    def number(node: ast.expr) -> int | float:
-        found = value(node)
+    def value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.BoolOp():
+                # Both sides are always worked out, so that one trial of a condition finds all its mistakes.
+                parts = [self.truth(part) for part in node.values]
+                return all(parts) if isinstance(node.op, ast.And) else any(parts)
+            case ast.UnaryOp(op=ast.Not()):
+                return not self.truth(node.operand)
+            case ast.UnaryOp(op=ast.USub()):
+                return -self.number(node.operand)
+            case ast.BinOp() if type(node.op) in _OPERATIONS:
+                return _OPERATIONS[type(node.op)](self.number(node.left), self.number(node.right))
+            case ast.Compare(ops=ops) if all(type(op) in _OPERATIONS for op in ops):
+                return self.compare(node)
+            case ast.List() | ast.Tuple():
+                return [self.value(part) for part in node.elts]
+            case ast.Constant(value=bool() | int() | float() | str()):
+                return node.value
+            case ast.Name():
+                return self.word(node.id)
+        raise TypeError(f"{ast.unparse(node)} has no place in a condition")
+
+    def compare(self, node: ast.Compare) -> bool:
+        try:
+            sides = [self.value(side) for side in (node.left, *node.comparators)]
+        except _Absent:
+            return False
+        pairs = zip(sides, node.ops, sides[1:], strict=False)
+        return all(_OPERATIONS[type(op)](left, right) for left, op, right in pairs)
+
+    def number(self, node: ast.expr) -> int | float:
+        found = self.value(node)
         if not isinstance(found, int | float):
             raise TypeError(f"{ast.unparse(node)} is no number")
         return found
 
-    try:
-        return truth(_tree(text))
-    except (TypeError, ZeroDivisionError) as error:
-        raise ValueError(f"`{text}` cannot be worked out: {error}") from error
+    def word(self, name: str) -> Scalar:
+        if name in self.knobs and name not in self.values:
+            raise _Absent
+        return self.values.get(name, {"true": True, "false": False}.get(name, name))
 
 
 def bare_words(text: str) -> set[str]:

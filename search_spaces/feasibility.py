@@ -59,7 +59,7 @@ def infeasible(
         facts: What is known without a launch.
     """
     known = facts or KnownFacts()
-    values = {**serve, **configuration.values}
+    values = {**serve, **{name.removeprefix("serve."): one for name, one in configuration.values.items()}}
     rules = (
         _lacking(configuration, version, space, known),
         _batch(values, known),

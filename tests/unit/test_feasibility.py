@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.failure_causes import CAUSES
+from search_spaces.configuration import Configuration
 from search_spaces.feasibility import KnownFacts, infeasible
 from search_spaces.space_input import SpaceInput
 

@@ -131,3 +131,11 @@ def test_lengths_are_held_against_the_model_and_the_batch():
     assert cause(serve={"max_model_len": "auto"}, facts=facts) is None
     long = {"max_model_len": 16384, "enable_chunked_prefill": False}
     assert cause(serve=long) == "bad_value"
+
+
+def test_an_incumbents_own_flags_count_too():
+    bare = SpaceInput.model_validate({"max_num_batched_tokens": [32]}).build()
+    one = Configuration(values={**bare.defaults.values, "serve.max_num_seqs": 64})
+    found = infeasible(one, serve={}, version="0.32.0", space=bare)
+    assert found is not None
+    assert found.cause == "batch_below_seqs"

@@ -16,13 +16,13 @@ from .artifact_pass import stage
 from .entries import StudyClosed, StudyOpened
 from .mlflow_layout import RunContent, experiment_name, study_end, study_run, study_uid, trial_run
 from .problems import TrackerProblem
-from .records import TrialRecord
+from .records import TrialRecord, WorkloadRef
 from .redaction import redactor
 from .store_uri import check_reachable, check_uri, is_database, key_of, with_driver
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import DatasetInput, Run
 
 __all__ = ["MlflowTracker"]
 
@@ -106,10 +106,8 @@ class MlflowTracker:
 
         def read(client: MlflowClient) -> dict[str, str]:
             experiment_id, parent = self._parent(client, opened)
-            runs = [
-                run for run in _search(client, experiment_id, "mlflow.parentRunId", parent) if _whole(run)
-            ]
-            return {run.data.tags["repeak.trial_uid"]: str(run.info.run_id) for run in runs}
+            runs = _search(client, experiment_id, "mlflow.parentRunId", parent)
+            return {run.data.tags.get("repeak.trial_uid", ""): run.info.run_id for run in runs if _whole(run)}
 
         return self._do(read)
 
@@ -182,15 +180,8 @@ class MlflowTracker:
         params = [entities.Param(*pair) for pair in content.params.items()]
         if metrics or params or tags:
             client.log_batch(run_id, metrics, params, [entities.RunTag(*pair) for pair in tags.items()])
-        context = [entities.InputTag("mlflow.data.context", "tuning")]
-        datasets = [
-            entities.DatasetInput(
-                entities.Dataset(one.name, one.sha256[:36], "repeak", one.model_dump_json()), context
-            )
-            for one in content.workloads
-        ]
-        if datasets:
-            client.log_inputs(run_id, datasets)
+        if content.workloads:
+            client.log_inputs(run_id, [_dataset(one) for one in content.workloads])
         if content.texts or content.files:
             with tempfile.TemporaryDirectory(prefix="repeak-") as place:
                 stage(content, Path(place), self._redact)
@@ -199,20 +190,17 @@ class MlflowTracker:
     def _problem(self, error: Exception) -> TrackerProblem:
         code = str(getattr(error, "error_code", ""))
         text = self._redact(" ".join(str(error).split()))[:400]
-        if isinstance(error, ImportError):
-            return TrackerProblem(
-                f"A package for {self.store} is missing: {text}.", "Install it beside repeak."
-            )
+        said = f"MLflow at {self.store} did not take it: {text}"
         if code in _REFUSED:
-            return TrackerProblem(
-                f"MLflow at {self.store} refused it: {text}", "Nothing is lost: the journal has it."
-            )
+            return TrackerProblem(said, "Nothing is lost: the journal has it.")
         hint = "Nothing is lost: the journal has it, and `repeak sync` sends it when the store is back."
-        if code in ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED"):
+        if isinstance(error, ImportError):
+            hint = "Install the database's driver beside repeak; for PostgreSQL it is psycopg[binary]."
+        elif code in ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED"):
             hint = "Set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
         elif "out-of-date database schema" in text:
             hint = "Copy the database, then run `mlflow db upgrade` with its URI."
-        return TrackerProblem(f"MLflow at {self.store} did not take it: {text}", hint, outage=True)
+        return TrackerProblem(said, hint, outage=True)
 
 
 def _create(client: MlflowClient, experiment_id: str, content: RunContent, parent: str = "") -> str:
@@ -236,6 +224,14 @@ def _search(client: MlflowClient, experiment_id: str, tag: str, value: str) -> l
         found += page
         token = page.token or None
     return found
+
+
+def _dataset(workload: WorkloadRef) -> DatasetInput:
+    """The workload as MLflow's input: 36 characters of its hash are the digest, the source has all of it."""
+    from mlflow import entities  # noqa: PLC0415 - as above
+
+    data = entities.Dataset(workload.name, workload.sha256[:36], "repeak", workload.model_dump_json())
+    return entities.DatasetInput(data, [entities.InputTag("mlflow.data.context", "tuning")])
 
 
 def _whole(run: Run) -> bool:

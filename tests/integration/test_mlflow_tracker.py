@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 import subprocess
 import sys
@@ -13,10 +12,11 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from trial_records import study, trial
+from trial_records import study, trial, window
 
 import trackers
 from orchestrator.process_tree import free_port
+from search_spaces.configuration import Configuration
 from trackers.mlflow_layout import experiment_name
 from trackers.mlflow_tracker import MlflowTracker
 from trackers.problems import TrackerProblem
@@ -73,7 +73,7 @@ def test_a_server_that_refuses_us_says_what_to_set_and_hears_the_token(
             heard.append(self.headers.get("Authorization", ""))
             self.send_error(status)
 
-        do_POST = do_GET
+        do_POST = do_GET  # noqa: N815 - the name that http.server calls
 
         def log_message(self, *_: object) -> None:
             pass
@@ -84,9 +84,8 @@ def test_a_server_that_refuses_us_says_what_to_set_and_hears_the_token(
         thread.start()
         try:
             uri = f"http://127.0.0.1:{server.server_port}"
-            with MlflowTracker(uri, tmp_path, environ=os.environ) as tracker:
-                with pytest.raises(TrackerProblem) as problem:
-                    tracker.record(trial(), study())
+            with MlflowTracker(uri, tmp_path) as tracker, pytest.raises(TrackerProblem) as problem:
+                tracker.record(trial(), study())
         finally:
             server.shutdown()
             thread.join()
@@ -147,9 +146,6 @@ def test_artifacts_lie_in_the_given_place_without_secrets(sqlite_uri: str, tmp_p
 
 
 def test_a_thousand_windows_and_a_hundred_knobs_arrive_whole(sqlite_uri: str, tmp_path: Path) -> None:
-    from search_spaces.configuration import Configuration
-    from trial_records import window
-
     many = tuple(window(0, number) for number in range(1001))
     knobs = {"drafter": "none", **{f"knob_{number}": number for number in range(150)}}
     with MlflowTracker(sqlite_uri, tmp_path) as tracker:

@@ -12,7 +12,7 @@ from trackers.records import Frozen, Measurement
 
 from .audit_probe import CapacityProbe
 from .card import Card
-from .metrics_page import MetricsPage
+from .metrics_page import counters_between
 from .model_arithmetic import Weights
 from .model_shape import Attention, ModelShape
 
@@ -122,16 +122,6 @@ def number(values: Mapping[str, str], *names: str) -> float | None:
         except (KeyError, ValueError):
             continue
     return None
-
-
-def counters_between(before: MetricsPage, after: MetricsPage) -> dict[str, float]:
-    """How far every vLLM series moved between two pages, by name without `vllm:` and `_total`."""
-    moved = {}
-    for name in after.series:
-        if name.startswith("vllm:"):
-            last, first = after.total(name) or 0.0, before.total(name) or 0.0
-            moved[name.removeprefix("vllm:").removesuffix("_total")] = last - first
-    return moved
 
 
 def close(one: float, other: float, tolerance: float) -> bool:

@@ -14,7 +14,7 @@ __all__ = ["speed_rows"]
 ABOVE = 1.02
 SLOW = 0.5
 LAUNCH_BOUND_PASSES_S = 500.0
-SOMETIMES = ("ngram", "ngram_gpu", "suffix")
+SOMETIMES = ("ngram", "ngram_gpu", "suffix", "unknown")
 
 
 def speed_rows(facts: AuditFacts) -> Iterator[AuditRow]:

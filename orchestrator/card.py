@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from trackers.records import Frozen
 
-__all__ = ["Card", "find_card", "read_cards"]
+from .errors import EnvironmentBroken
+
+__all__ = ["Card", "find_card", "measure_card", "read_cards"]
 
 # name as nvidia-smi writes it, lower case, all words needed; the first match wins
 # -> GB/s of memory, dense TFLOP/s in 16, 8 and 4 bits (0: no such unit), where the numbers stand
@@ -89,6 +94,35 @@ def read_cards(run: Callable[..., subprocess.CompletedProcess[str]] = subprocess
         [cell.strip() for cell in line.rsplit(",", 2)] for line in said.splitlines() if line.count(",") >= 2
     ]
     return tuple(find_card(name, _mebibytes(total), _mebibytes(used)) for name, total, used in rows)
+
+
+def measure_card(python: Path, env: Mapping[str, str] | None = None, timeout_s: float = 180.0) -> Card:
+    """What a card (a processor where there is none) does in an engine's environment; changes nothing there.
+
+    Raises:
+        EnvironmentBroken: That Python does not run, has no torch, or does not end in time.
+    """
+    foreign = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    environ = {name: value for name, value in os.environ.items() if name not in foreign} | dict(env or {})
+    script = Path(__file__).with_name("card_probe.py").read_text(encoding="utf-8")
+    command = [str(python), "-"]
+    try:
+        done = subprocess.run(
+            command, input=script, env=environ, cwd="/", capture_output=True, text=True, timeout=timeout_s,
+            check=True,
+        )  # fmt: skip
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        said = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:]
+        raise EnvironmentBroken(
+            f"The card was not measured with {python}: {''.join(said)}.", "Does it have torch?"
+        ) from error
+    return Card(
+        name=found["name"],
+        bandwidth_bytes_s=max(found["read_bytes_s"], found["copy_bytes_s"]),
+        flops_16bit=found["flops"],
+        source="measured",
+    )
 
 
 def _mebibytes(cell: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from .clock import Clock, SystemClock
 from .http_stream import StreamClient
 from .load_metrics import Sample, client_metrics, server_metrics
 from .load_window import Traffic, could_not, send_window
-from .metrics_page import acceptance_between
+from .metrics_page import acceptance_between, counters_between
 from .proofs import Evidence, ServerExpectation, greedy_repeats, window_checks
 from .workload import Workload
 
@@ -82,6 +83,19 @@ def measure_window(
     )
 
 
+# What an audit asks of a window later, when the server is gone.
+_AUDITED = (
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "spec_decode_num_drafts",
+    "spec_decode_num_accepted_tokens",
+    "spec_decode_num_accepted_tokens_per_pos",
+    "request_success",
+    "generation_tokens",
+    "iteration_tokens_total_count",
+    "request_time_per_output_token_seconds_count",
+    "request_time_per_output_token_seconds_sum",
+)
 _COUNTED = ("drafts", "draft_tokens", "accepted_tokens", "accepted_per_position")
 
 
@@ -132,6 +146,9 @@ def _extra(traffic: Traffic) -> dict[str, str]:
         "stopped": traffic.stop,
         "version": traffic.version or "",
     }
+    if traffic.before and traffic.after:
+        moved = counters_between(traffic.before, traffic.after)
+        kept["counters"] = json.dumps({name: moved[name] for name in _AUDITED if name in moved})
     return {name: value for name, value in {**kept, **traffic.host}.items() if value}
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["MetricsPage", "acceptance_between", "grown", "parse_metrics"]
+__all__ = ["MetricsPage", "acceptance_between", "counters_between", "grown", "parse_metrics"]
 
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
@@ -71,6 +71,16 @@ def grown(before: MetricsPage | None, after: MetricsPage | None, name: str) -> f
         return None
     first, last = before.total(name), after.total(name)
     return None if first is None or last is None else last - first
+
+
+def counters_between(before: MetricsPage, after: MetricsPage) -> dict[str, float]:
+    """How far every vLLM series moved between two pages, by name without `vllm:` and `_total`."""
+    moved = {}
+    for name in after.series:
+        if name.startswith("vllm:"):
+            last, first = after.total(name) or 0.0, before.total(name) or 0.0
+            moved[name.removeprefix("vllm:").removesuffix("_total")] = last - first
+    return moved
 
 
 def acceptance_between(

@@ -25,6 +25,7 @@ from .fingerprint import machine_class
 from .home import home
 from .interrupts import stop_on_signals
 from .janitor import sweep
+from .kept_plan import keep_plan
 from .memory import Memory
 from .plan import TuningPlan
 from .prepare import prepare_studies
@@ -112,6 +113,7 @@ def tune_plan(
     clock, progress = clock or SystemClock(), progress or make_progress()
     try:
         with open_memory(plan, progress) as (journal, memory):
+            keep_plan(plan, journal.directory)
             for stray in sweep(home() / "running"):
                 progress.line(f"removed an engine left by a run that died: {stray.run}")
             studies = prepare_studies(

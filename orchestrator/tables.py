@@ -16,7 +16,7 @@ from .library import Shelf
 from .peak import Comparison, Peak
 from .shift import PeakShift
 
-__all__ = ["WIDTH", "closing", "history", "ratio", "trial_page", "trials", "value"]
+__all__ = ["WIDTH", "closing", "columns", "drawn", "history", "ratio", "trial_page", "trials", "value"]
 
 WIDTH = 80
 _SHOWN = (
@@ -62,7 +62,7 @@ def _target(
     name: str, peaks: Mapping[str, Mapping[str, Peak]], stacks: Mapping[str, StackFingerprint]
 ) -> str:
     first = next(by_target[name] for by_target in peaks.values() if name in by_target)
-    table = _table("engine", "peak", first.target.metric, "launches", "stack")
+    table = columns("engine", "peak", first.target.metric, "launches", "stack")
     notes = []
     for engine, by_target in peaks.items():
         peak = by_target.get(name)
@@ -74,7 +74,7 @@ def _target(
         table.add_row(engine, peak.configuration.label(), value(estimate), str(estimate.launches), stack.key)
         notes += [f"{engine}: {note}" for note in _notes(peak)]
     text = "\n".join(line for note in notes for line in wrap(note, WIDTH, subsequent_indent="    "))
-    return f"{name}\n{_text(table)}{text}\n"
+    return f"{name}\n{drawn(table)}{text}\n"
 
 
 def _notes(peak: Peak) -> list[str]:
@@ -105,7 +105,7 @@ def _shift(shift: PeakShift) -> str:
 
 def trials(records: Iterable[TrialRecord], metric: str, workloads: Sequence[str]) -> str:
     """One row per trial: state, launches, and the metric of each workload with its interval."""
-    table = _table("#", "role", "configuration", "state", "launches", *workloads)
+    table = columns("#", "role", "configuration", "state", "launches", *workloads)
     for record in records:
         cells = [record.estimates.get(f"{name}/{metric}") for name in workloads]
         table.add_row(
@@ -116,7 +116,7 @@ def trials(records: Iterable[TrialRecord], metric: str, workloads: Sequence[str]
             str(len(record.launches)),
             *(value(cell) if cell else "" for cell in cells),
         )
-    return _text(table)
+    return drawn(table)
 
 
 def history(found: Mapping[str, Sequence[Shelf]]) -> str:
@@ -125,7 +125,7 @@ def history(found: Mapping[str, Sequence[Shelf]]) -> str:
     for plan, shelf_list in found.items():
         ends = [(shelf.opened, shelf.closed.peak or {}) for shelf in shelf_list if shelf.closed]
         for name in dict.fromkeys(name for _, peaks in ends for name in peaks):
-            table = _table("engine", "peak", "value", "launches", "stack")
+            table = columns("engine", "peak", "value", "launches", "stack")
             shown = [(opened, Peak.model_validate(peaks[name])) for opened, peaks in ends if name in peaks]
             for opened, peak in shown:
                 table.add_row(
@@ -136,7 +136,7 @@ def history(found: Mapping[str, Sequence[Shelf]]) -> str:
                     opened.fingerprint.key,
                 )
             first, metric = shown[0][0], shown[0][1].target.metric
-            blocks.append(f"{plan}: {name}, {metric}; {first.model} on {first.machine}\n{_text(table)}")
+            blocks.append(f"{plan}: {name}, {metric}; {first.model} on {first.machine}\n{drawn(table)}")
     return "\n".join(blocks)
 
 
@@ -169,15 +169,19 @@ def trial_page(record: TrialRecord) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(*headers: str) -> Table:
+def columns(*headers: str) -> Table:
+    """An empty table without lines; cells are taken as they are, not as markup."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="")
     for header in headers:
         table.add_column(header, overflow="fold")
     return table
 
 
-def _text(table: Table) -> str:
+def drawn(table: Table) -> str:
+    """A table as text of at most 80 columns."""
     buffer = StringIO()
-    Console(file=buffer, width=WIDTH, color_system=None).print(table)
+    Console(file=buffer, width=WIDTH, color_system=None, markup=False, emoji=False, highlight=False).print(
+        table
+    )
     lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
     return "\n".join(lines) + "\n"

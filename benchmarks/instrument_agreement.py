@@ -1,4 +1,4 @@
-"""The instrument beside `vllm bench serve`: same server, same prompts, in alternation; counters equal, speed equivalent.
+"""The instrument beside `vllm bench serve`: same server, same prompts, in alternation.
 
 Needs a running engine without prefix caching and the interpreter of an environment that has vLLM:
 
@@ -53,35 +53,33 @@ def decode_rate(found: dict, skip: int, keep: int) -> float:
 
 
 def compare(args: argparse.Namespace, workload: Workload) -> bool:
-    logs, equal, rounds = [], [], []
+    """Alternates both, and says whether counters are equal and decode speed is equivalent (TOST)."""
+    logs, equal = [], []
     flight = workload.in_flight or 1
     skip = 2 * flight if flight > 1 else 0
-    with tempfile.TemporaryDirectory() as name:
+    sent = len(workload.requests(0)) * workload.output_tokens
+    with tempfile.TemporaryDirectory() as folder:
         for turn in range(args.pairs):
-            steps = [
-                lambda: measure_window(args.url, workload, model=args.model),
-                lambda: vllm_bench(args, workload, Path(name)),
-            ]
             if turn % 2:
-                theirs, ours = steps[1](), steps[0]()
-            else:
-                ours, theirs = steps[0](), steps[1]()
+                theirs = vllm_bench(args, workload, Path(folder))
+            ours = measure_window(args.url, workload, model=args.model)
+            if not turn % 2:
+                theirs = vllm_bench(args, workload, Path(folder))
             drafted = ours.acceptance
             mine = (drafted.drafts, drafted.draft_tokens, drafted.accepted_tokens) if drafted else (0, 0, 0)
-            other = tuple(theirs.get(f"spec_decode_{name}") or 0 for name in COUNTED)
-            sent = len(workload.requests(0)) * workload.output_tokens
+            other = tuple(theirs.get(f"spec_decode_{counter}") or 0 for counter in COUNTED)
             equal.append(mine == other and theirs["total_output_tokens"] == sent and not ours.failed)
             rate = decode_rate(theirs, skip, workload.requests_per_window)
             logs.append(math.log(ours.metrics["decode_tok_s"] / rate))
-            rounds.append((mine, other))
             failing = [f"{check.name}: {check.detail}" for check in ours.checks if check.passed is False]
-            print(f"  {workload.name} C={flight}: counters {mine} / {other}, decode ratio {math.exp(logs[-1]):.3f} {failing}")
+            print(f"  counters {mine} / {other}, decode ratio {math.exp(logs[-1]):.3f}", *failing, flush=True)
     mean, error = statistics.fmean(logs), stats.sem(logs)
     reach = stats.t.ppf(0.95, len(logs) - 1) * error
     low, high = math.exp(mean - reach), math.exp(mean + reach)
     same = low > 1 - EQUIVALENCE and high < 1 + EQUIVALENCE
-    print(f"{workload.name} C={flight}: counters equal in {sum(equal)} of {len(equal)}; decode ratio 90 % interval "
-          f"{low:.3f} to {high:.3f}: {'equivalent' if same else 'not shown equivalent'} within {EQUIVALENCE:.0%}")
+    verdict = f"{'equivalent' if same else 'not shown equivalent'} within {EQUIVALENCE:.0%}"
+    print(f"{workload.name}, concurrency {flight}: counters equal in {sum(equal)} of {len(equal)} pairs;")
+    print(f"  decode ratio, 90 % interval: {low:.3f} to {high:.3f}: {verdict}")
     return all(equal) and same
 
 

@@ -16,7 +16,7 @@ from .audit import AuditFacts, AuditRow, NullCheck, audit, counters_between
 from .audit_probe import CapacityProbe, probe_capacity
 from .card import Card, find_card
 from .clock import Clock, SystemClock
-from .engine_log import reported
+from .engine_log import LABELS, reported
 from .errors import MeasurementFailed
 from .load_client import measure_window
 from .metrics_page import MetricsPage
@@ -29,8 +29,6 @@ from .workload import Workload
 
 __all__ = ["asked_of", "audit_trial", "facts_from_trial", "facts_from_url"]
 
-LABELS, COUNTERS = "cache.", "counters"
-"""Where a launch's `reported` keeps the server's labels, a window's `extra` how its counters moved."""
 _SECONDS = 60.0
 _AT_ONCE = 4
 _WITHOUT_LAYERS = ("none", "ngram", "ngram_gpu", "suffix")
@@ -287,6 +285,6 @@ def _comparable(windows: Sequence[Measurement]) -> tuple[tuple[Measurement, ...]
 
 def _summed(windows: Sequence[Measurement]) -> dict[str, float]:
     """The counters of all windows together; empty where one of them kept none."""
-    kept = [json.loads(window.extra.get(COUNTERS, "{}")) for window in windows]
+    kept = [json.loads(window.extra.get("counters", "{}")) for window in windows]
     names = set.intersection(*(set(one) for one in kept)) if kept else set()
     return {name: sum(one[name] for one in kept) for name in sorted(names)}

@@ -6,12 +6,12 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trackers.records import Launch, Measurement
+from trackers.records import Check, Launch, Measurement
 
 from .errors import ClusterError, Interrupted, RepeakError, SlotLost
 from .local_slot import LocalSlot
@@ -42,6 +42,9 @@ class _EngineActor:
     def measure(self, workload: Workload, window: int) -> Measurement:
         return self._slot.measure(workload, window)
 
+    def check_gates(self, names: Sequence[str]) -> tuple[Check, ...]:
+        return self._slot.check_gates(names)
+
     def stop(self) -> Launch | None:
         return self._slot.stop()
 
@@ -65,6 +68,10 @@ class _RaySlot:
     def measure(self, workload: Workload, window: int) -> Measurement:
         measured: Measurement = self._call("measure", workload, window, within_s=_WINDOW_TIMEOUT_S)
         return measured
+
+    def check_gates(self, names: Sequence[str]) -> tuple[Check, ...]:
+        checks: tuple[Check, ...] = self._call("check_gates", names, within_s=_WINDOW_TIMEOUT_S)
+        return checks
 
     def stop(self) -> Launch | None:
         closed: Launch | None = self._call("stop", within_s=_STOP_TIMEOUT_S, always=True)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from .failures import clean, redact
 
-__all__ = ["last_reason", "read_ends", "reported"]
+__all__ = ["LABELS", "last_reason", "read_ends", "reported"]
 
+LABELS = "cache."
+"""Opens the names of what the server's own labels say, where they stand among the log's facts."""
 REASON_CHARS = 100
 
 # Name and pattern of its value; the last match wins. Without a mark: the same words in 0.19.1 to 0.33.0.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,26 +175,23 @@ def is_gate(check: Check) -> bool:
 
 
 def broken_gates(
-    records: Iterable[TrialRecord], stock: Collection[Configuration]
+    records: Iterable[TrialRecord], defaults: Configuration
 ) -> dict[Configuration, tuple[str, ...]]:
-    """Configuration -> names of the gates it fails though the stock configuration passes them.
+    """Configuration -> names of the gates it fails though stock passes them; `records` are of one stack.
 
-    Args:
-        records: Of one stack.
-        stock: What to compare with, the first that was measured: the incumbent, or the defaults. Without
-            one that passes, a failed gate only informs.
+    Stock is the incumbent, or where none was asked the `defaults`; what it fails too only informs.
     """
     results: dict[Configuration, dict[str, set[bool]]] = {}
+    stock: list[Configuration] = []
     for record in records:
+        stock += [record.configuration] if record.role == "incumbent" else []
         for check in (check for launch in record.launches for check in launch.checks if is_gate(check)):
             seen = results.setdefault(record.configuration, {}).setdefault(check.name, set())
             seen |= set() if check.passed is None else {check.passed}
-    reference = next((results[one] for one in stock if one in results), {})
-    passes = {name for name, seen in reference.items() if seen == {True}}
-    broken = {
-        configuration: tuple(
-            sorted(name.removeprefix(PREFIX) for name in passes if False in seen.get(name, ()))
-        )
+    reference = next((results[one] for one in (*stock, defaults) if one in results), {})
+    passes = sorted(name for name, seen in reference.items() if seen == {True})
+    found = {
+        configuration: tuple(name.removeprefix(PREFIX) for name in passes if False in seen.get(name, ()))
         for configuration, seen in results.items()
     }
-    return {configuration: names for configuration, names in broken.items() if names}
+    return {configuration: names for configuration, names in found.items() if names}

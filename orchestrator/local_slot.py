@@ -12,15 +12,17 @@ from trackers.records import Check, Failure, Launch, Measurement
 from .clock import Clock, SystemClock
 from .device_memory import MemoryGate
 from .engine_environment import serve_command
-from .engine_log import reported
+from .engine_log import LABELS, reported
 from .engine_server import EngineServer, Ready, ServerLimits, read_ends
 from .environment_recipe import launch_env
 from .errors import EngineFailed, Interrupted, MeasurementFailed
 from .evidence import ServerExpectation
 from .fingerprint import live_items
+from .gates import check_gates
 from .home import home
 from .load_client import measure_window
 from .process_tree import descendants, listener_belongs_to
+from .server_view import read_page
 from .slot import LaunchOrder, LaunchReport
 from .workload import Workload
 
@@ -116,6 +118,18 @@ class LocalSlot:
             self._refuse_a_dead_engine(server)
         return measured
 
+    def check_gates(self, names: Sequence[str]) -> tuple[Check, ...]:
+        """Ask the running engine for each capability; the checks stand in the closed launch as well."""
+        self._refuse_after_abort()
+        ready, order, launch = self._ready, self._order, self._launch
+        if ready is None or order is None or launch is None:
+            return ()
+        self._doing = "checking gates"
+        key = order.env.get("VLLM_API_KEY")
+        checks = check_gates(ready.base_url, names, model=ready.model_id, api_key=key)
+        self._launch = launch.model_copy(update={"checks": (*launch.checks, *checks)})
+        return checks
+
     def stop(self) -> Launch | None:
         """End the engine's whole tree and confirm it; the launch as it ended, None when there was none."""
         server, launch = self._server, self._launch
@@ -150,6 +164,9 @@ class LocalSlot:
 
     def _report(self, server: EngineServer, ready: Ready, order: LaunchOrder) -> LaunchReport:
         facts = reported(read_ends(server.log_path, _LOG_BYTES, _LOG_BYTES))
+        page = read_page(ready.base_url, api_key=order.env.get("VLLM_API_KEY"))
+        labels = page.labels("vllm:cache_config_info") if page else {}
+        facts |= {f"{LABELS}{name}": value for name, value in labels.items() if value != "None"}
         wanted = order.environment.version.split("+", 1)[0]
         checks = (
             Check(name="listener_is_ours", passed=True, detail=f"port {ready.port}, pid {ready.pid}"),

@@ -31,6 +31,7 @@ __all__ = [
     "Budget",
     "EngineSpec",
     "Finalists",
+    "Gates",
     "Limit",
     "ModelSource",
     "Objective",
@@ -129,6 +130,15 @@ class Budget(PlanPart):
     time_s: Seconds | None = Field(None, alias="time", description="Time, such as 35m or 2h.")
 
 
+class Gates(PlanPart):
+    """Capabilities asked for once in each launch, beside its speed."""
+
+    names: tuple[Literal["needle", "tools", "identity", "json_schema", "logit_bias", "min_p"], ...] = Field(
+        (), description="Asked in this order, after the windows."
+    )
+    exclude: bool = Field(False, description="What breaks a gate that the incumbent passes is no peak.")
+
+
 class Slots(PlanPart):
     count: int = Field(1, ge=1, description="Engines that run at once.")
     gpus: int = Field(0, ge=0, description="GPUs of each.")
@@ -192,6 +202,11 @@ class TuningPlan(PlanPart):
     finalists: Finalists = Finalists()
     search: Search = Search()
     budget: Budget = Budget()
+    gates: Annotated[
+        Gates,
+        BeforeValidator(lambda given: {"names": given} if isinstance(given, list | tuple) else given),
+        Also({"type": "array", "items": {"type": "string"}, "examples": [["tools", "json_schema"]]}),
+    ] = Field(Gates(), description="Names, or {names, exclude}; a failed one is flagged.")
     slots: Slots = Slots()
     tracking: Tracking = Tracking()
 

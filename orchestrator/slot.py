@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from pydantic import Field
 
-from trackers.records import Frozen, Launch, Measurement
+from trackers.records import Check, Frozen, Launch, Measurement
 
 from .engine_environment import EngineEnvironment
 from .workload import Workload
@@ -54,6 +55,10 @@ class EngineSlot(Protocol):
 
     def measure(self, workload: Workload, window: int) -> Measurement:
         """One window against the running engine. Raises EngineFailed when it died, MeasurementFailed."""
+        ...
+
+    def check_gates(self, names: Sequence[str]) -> tuple[Check, ...]:
+        """Ask the running engine for each capability; the checks stand in the closed launch as well."""
         ...
 
     def stop(self) -> Launch | None:

@@ -138,6 +138,7 @@ def _attempt_once(study: Study, bench: Bench, configuration: Configuration, role
         noise=lambda workload, metric: bench.memory.noise(
             workload, metric, bench.plan.precision, but=configuration.key
         ),
+        gates=bench.plan.gates.names,
         order=lambda launch: study.pad.order(configuration, plan.trial_id, launch),
         say=lambda text: bench.progress.now(study.engine, f"{configuration.label()}: {text}"),
     )

@@ -21,6 +21,7 @@ from trackers.records import (
 
 from .clock import Clock
 from .errors import EngineFailed, Interrupted, MeasurementFailed, SlotLost
+from .gates import is_gate
 from .launch_noise import LaunchNoise
 from .slot import EngineSlot, LaunchOrder
 from .stability import StabilityRule, estimate, judge_launches, judge_windows, launch_values
@@ -57,6 +58,7 @@ class TrialPlan:
     rule: StabilityRule
     noise: Noise
     order: Callable[[int], LaunchOrder]
+    gates: Sequence[str] = ()
     say: Callable[[str], None] = field(default=lambda _: None)
 
     def start(self, at: float) -> TrialStarted:
@@ -133,6 +135,9 @@ def _launches(
             if failure is None:
                 run.live.update(report.live)
                 failure = _measure(plan, slot, remember, run, number)
+                if failure is None and plan.gates:
+                    plan.say(f"launch {number + 1}: gates")
+                    slot.check_gates(plan.gates)
         finally:
             closed = slot.stop() or report.launch
             run.launches.append(closed)
@@ -144,7 +149,7 @@ def _launches(
                 continue
             return "engine_failed", f"{failure.cause}: {failure.message}"
         if any(window.disproved for window in run.windows) or any(
-            check.passed is False for check in closed.checks
+            check.passed is False and not is_gate(check) for check in closed.checks
         ):
             return None
         if _settled(plan, run):
@@ -225,7 +230,8 @@ def _settled(plan: TrialPlan, run: _Run) -> bool:
 
 def _judge(plan: TrialPlan, run: _Run, estimates: dict[str, Estimate]) -> tuple[TrialState, str]:
     """The state of a trial whose launches all ran, with the reason in words."""
-    failed = [check for launch in run.launches for check in launch.checks if check.passed is False]
+    checks = [check for launch in run.launches for check in launch.checks if check.passed is False]
+    failed = [check for check in checks if not is_gate(check)]
     failed += [check for window in run.windows for check in window.disproved]
     if failed:
         names = sorted({check.name for check in failed})
@@ -239,4 +245,5 @@ def _judge(plan: TrialPlan, run: _Run, estimates: dict[str, Estimate]) -> tuple[
     bad = [f"{key} {ending}" for key, ending in endings.items() if ending in ("drifting", "bimodal")]
     if bad:
         return "unsettled", "; ".join(bad)
-    return "measured", "; ".join(f"{key} {ending}" for key, ending in endings.items())
+    gates = dict.fromkeys(f"{check.name} fails" for check in checks)
+    return "measured", "; ".join([*(f"{key} {ending}" for key, ending in endings.items()), *gates])

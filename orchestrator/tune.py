@@ -12,6 +12,7 @@ from trackers.records import TrialRecord
 
 from .candidates import Candidate, Target, candidates, noise_of
 from .errors import EnvironmentBroken
+from .gates import broken_gates
 from .memory import Memory
 from .objective import targets
 from .peak import Peak, contenders, declare_peak, finalist_order
@@ -133,9 +134,20 @@ def _launched_afresh(study: Study, configuration: Configuration, bench: Bench) -
 
 
 def _boards(records: Sequence[TrialRecord], plan: TuningPlan) -> list[tuple[Target, tuple[Candidate, ...]]]:
-    rule = plan.precision.rule()
     goals = targets(plan.objective, plan.workload_names)
-    return [(target, candidates(records, target, rule)) for target in goals]
+    return [(target, _field(records, target, plan)) for target in goals]
+
+
+def _field(records: Sequence[TrialRecord], target: Target, plan: TuningPlan) -> tuple[Candidate, ...]:
+    """The candidates of a target; where the plan says so, a broken gate keeps one from being a peak."""
+    found = candidates(records, target, plan.precision.rule())
+    broken = broken_gates(records, plan.space.defaults) if plan.gates.exclude else {}
+    vetoes = {
+        one: f"breaks {', '.join(names)}, which the incumbent does not" for one, names in broken.items()
+    }
+    return tuple(
+        one.model_copy(update={"veto": one.veto or vetoes.get(one.configuration, "")}) for one in found
+    )
 
 
 def _peaks(study: Study, plan: TuningPlan, memory: Memory) -> dict[str, Peak]:
@@ -168,8 +180,7 @@ def _shift(
     if peak is None:
         return None
     target = peak.target
-    rule = plan.precision.rule()
-    before = candidates(memory.of(old.key), target, rule)
-    after = candidates(memory.of(new.key), target, rule)
+    before = _field(memory.of(old.key), target, plan)
+    after = _field(memory.of(new.key), target, plan)
     noise = noise_of([*before, *after], plan.precision.launch_noise)
     return judge_shift(before, after, peak.configuration, target, noise, plan.precision.zone)

@@ -34,6 +34,8 @@ def read(path: Path) -> tuple[str, ...]:
             raise PlanError(f"{path}, line {number}: {error}.", _HINT) from None
         if ("arrival_s" in requests[-1]) != ("arrival_s" in requests[0]):
             raise PlanError(f"{path}, line {number}: arrival_s has to stand in every line or in none.", _HINT)
+        if requests[-1].get("arrival_s", 0) < requests[max(0, len(requests) - 2)].get("arrival_s", 0):
+            raise PlanError(f"{path}, line {number}: arrival_s goes back in time.", "Sort the lines by it.")
     if not requests:
         raise PlanError(f"{path} is empty.", _HINT)
     return tuple(json.dumps(request) for request in requests)
@@ -70,6 +72,7 @@ def salted(messages: Sequence[dict[str, Any]], mark: str) -> list[dict[str, Any]
 def arrivals(lines: Sequence[str], first: int, total: int) -> list[float | None]:
     """Seconds after the window's start, as recorded; a file that runs out is repeated after itself."""
     times = [float(json.loads(line)["arrival_s"]) for line in lines]
-    span = times[-1] + (times[-1] - times[0]) / max(1, len(times) - 1)
+    length = times[-1] - times[0]
+    span = length + length / max(1, len(times) - 1)
     due = [times[i % len(times)] + (i // len(times)) * span for i in range(first, first + total)]
     return [at - due[0] for at in due]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 __all__ = [
     "WEATHER_TOOL",
@@ -46,16 +46,7 @@ _KINDS = _words("""
 _DEEDS = _words("""
     repaired measured sold described carried painted found hid borrowed inspected restored weighed moved
     auctioned dismantled photographed catalogued buried returned exchanged""")
-_TIMES = _phrases("""
-    before dawn; after the flood; during the long winter; on the first market day;
-    in the last week of harvest; while the ferry waited;
-    once the rain had stopped; long after midnight; between two storms;
-    in the spring""")
-_REASONS = _phrases("""
-    the road to the coast was closed; nobody else had kept the key; the price of copper had doubled;
-    an old promise had to be kept; the mayor wanted an inventory; the roof was about to fall in;
-    a visitor from the north had asked for it; the insurance would not pay; the river was rising again;
-    the children needed somewhere to sleep; the museum had offered a reward; a clerk had lost the receipt""")
+_MONTHS = _words("January February March April May June July August September October November December")
 _TOPICS = _phrases("""
     how a town rebuilt its harbour after a storm; why two neighbours stopped speaking to each other;
     what a lighthouse keeper does on an ordinary day; how an apprentice learned to repair clocks;
@@ -73,25 +64,41 @@ def salt(rng: random.Random) -> str:
     return "".join(chr(97 + int(rng.random() * 26)) for _ in range(10))
 
 
-def _sentence(rng: random.Random) -> str:
-    who = f"{_pick(rng, _NAMES)} {_pick(rng, _SURNAMES)}"
-    what = f"{_pick(rng, _KINDS)} {_pick(rng, _THINGS)}"
+def _dealer(rng: random.Random) -> Callable[[Sequence[str]], str]:
+    """Draws without putting back until a list is used up, so that what was said once is seldom said again."""
+    piles: dict[int, list[str]] = {}
+
+    def draw(items: Sequence[str]) -> str:
+        pile = piles.setdefault(id(items), [])
+        pile.extend(() if pile else items)
+        return pile.pop(int(rng.random() * len(pile)))
+
+    return draw
+
+
+def _sentence(rng: random.Random, draw: Callable[[Sequence[str]], str]) -> str:
+    who, where, deed = f"{draw(_NAMES)} {draw(_SURNAMES)}", draw(_PLACES), draw(_DEEDS)
+    what = f"{draw(_KINDS)} {draw(_THINGS)}"
     number = 2 + int(rng.random() * 97)
     forms = (
-        f"{_pick(rng, _TIMES).capitalize()}, {who} {_pick(rng, _DEEDS)} the {what} of {_pick(rng, _PLACES)}.",
-        f"{who} of {_pick(rng, _PLACES)} {_pick(rng, _DEEDS)} {number} parts since {_pick(rng, _REASONS)}.",
-        f"The {what} near {_pick(rng, _PLACES)} was {_pick(rng, _DEEDS)} by {who} {_pick(rng, _TIMES)}.",
-        f"Since {_pick(rng, _REASONS)}, the {what} stayed with {who} for {number} days.",
+        lambda: f"{who} {deed} the {what} of {where}.",
+        lambda: f"In {draw(_MONTHS)} a {what} was {deed} at {where}.",
+        lambda: f"Near {where}, {who} hid {number} coins under the {what}.",
+        lambda: f"{draw(_SURNAMES)} paid {number} for a {what} and {deed} it.",
+        lambda: f"Nobody in {where} {deed} anything but the {draw(_THINGS)}.",
+        lambda: f"Was it {who} who {deed} the {draw(_THINGS)}?",
+        lambda: f"Later the {what}, {deed} by {draw(_NAMES)}, came to {where}.",
     )
-    return forms[int(rng.random() * len(forms))]
+    return forms[int(rng.random() * len(forms))]()
 
 
 def story(rng: random.Random, tokens: int) -> list[str]:
     """Sentences of roughly so many tokens together (no tokenizer here: the server's count is the truth)."""
+    draw = _dealer(rng)
     sentences: list[str] = []
     words = 0
     while words * _TOKENS_PER_WORD < tokens:
-        sentences.append(_sentence(rng))
+        sentences.append(_sentence(rng, draw))
         words += len(sentences[-1].split())
     return sentences
 
@@ -145,7 +152,7 @@ def needle_prompt(rng: random.Random, tokens: int, depth: float) -> tuple[str, s
 
 def shared_tail(rng: random.Random) -> str:
     """A short question after a shared prefix."""
-    return f"\n\nCase {salt(rng)}: {_sentence(rng)} Continue the account.\n\n"
+    return f"\n\nCase {salt(rng)}: {' '.join(story(rng, 8))} Continue the account.\n\n"
 
 
 WEATHER_TOOL = {

@@ -97,6 +97,10 @@ def speculative_config(values: Mapping[str, Scalar]) -> dict[str, Any]:
         if name.startswith("drafter."):
             nested = isinstance(value, str) and value.startswith(("{", "["))
             found[name.removeprefix("drafter.")] = json.loads(str(value)) if nested else value
+    rates = found.get("synthetic_acceptance_rates")
+    if isinstance(rates, list):
+        # One curve for every k: the engine wants as many rates as it has draft tokens.
+        found["synthetic_acceptance_rates"] = rates[: int(values.get("k", len(rates)))]
     return found
 
 

@@ -1,4 +1,4 @@
-"""A server whose truth is known: set times, chunks, acceptance and lies; send times are stamped into the chunks.
+"""A server whose truth is known: set times, chunks, acceptance, lies; send times are stamped into the chunks.
 
 Run as a process of its own with one JSON argument (see `Truth`). Prints its port, and ends when its standard
 input closes, so that it cannot outlive who started it.
@@ -10,8 +10,11 @@ import asyncio
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 BLOCK = 4
@@ -56,6 +59,10 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data
+        if self.buffer[:1] == b"\x16":
+            self.whole(400, "this is not a TLS port")
+            self.transport.close()
+            return
         while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
             head = self.buffer[:end].decode("latin-1")
             lower = head.lower()
@@ -68,7 +75,7 @@ class Connection(asyncio.Protocol):
             self.answer(head, body)
 
     def answer(self, head: str, body: bytes) -> None:
-        method, path, _ = head.split("\r\n")[0].split(" ", 2)
+        method, path, _ = head.split("\r\n", maxsplit=1)[0].split(" ", 2)
         truth, lies = self.truth, self.truth.lies
         if (
             truth.api_key
@@ -271,6 +278,21 @@ class Stream:
         c.running -= 1
         if self.lies.get("closes"):
             self.to.transport.close()
+
+
+@contextmanager
+def serving(**truth: object) -> Iterator[str]:
+    """A truth server in a process of its own, for as long as the block lasts; gives its URL."""
+    command = [sys.executable, "-S", __file__, json.dumps(truth)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        finally:
+            process.stdin.close()
+            process.wait(timeout=30)
 
 
 async def main() -> None:

@@ -135,12 +135,14 @@ def facts_from_trial(
     labels = {n.removeprefix(LABELS): v for n, v in kept.items() if n.startswith(LABELS)}
     said = {n: v for n, v in kept.items() if not n.startswith(LABELS)} | reported(log_text)
     drafting = _drafting(line, {}, None)
-    shape, weights = _model(line.model or items.get("model", ""))
+    engine = items.get("vllm", "")
+    # A simulated engine has the pool of its surface, whatever model it is given.
+    shape, weights = _model("" if "simulated" in engine else line.model or items.get("model", ""))
     windows, in_flight = _comparable(record.windows)
     tokens = sum(window.total_input_tokens for window in windows)
     gpu = items.get("gpu", "").split(", ")[0]
     return _assemble(
-        items.get("vllm", ""), line, said, labels, {}, drafting, shape,
+        engine, line, said, labels, {}, drafting, shape,
         weights=weights, card=card or (find_card(gpu) if gpu else None), windows=windows,
         counters=_summed(windows), in_flight=in_flight, nulls=tuple(nulls),
         cold=any(check.name == "cold_prefix" for window in windows for check in window.checks) or None,
@@ -220,7 +222,7 @@ def _drafting(line: ServeLine, info: Mapping[str, Any], page: MetricsPage | None
 
 def _model(reference: str) -> tuple[ModelShape | None, Weights | None]:
     directory = locate_model(reference) if reference else None
-    if directory is None:
+    if directory is None or not (directory / "config.json").exists():
         return None, None
     shape = describe(read_config(directory))
     return shape, weigh(shape, read_tensors(directory))

@@ -17,6 +17,7 @@ from trackers.problems import JournalBusy
 from trackers.records import Estimate
 from trackers.sync import sync
 
+from .audit_peaks import audit_peaks
 from .budget import Budget
 from .clock import Clock, SystemClock
 from .engine_actor import RaySlots
@@ -223,12 +224,14 @@ def _close_studies(studies: Sequence[Study], outcome: Outcome, journal: Journal,
         facts = {f"peak.{name}": peak.configuration.label() for name, peak in peaks.items()}
         facts |= {f"verdict.{name}": peak.verdict for name, peak in peaks.items()}
         facts |= _shift_facts(study, studies, outcome.shifts)
+        audited = audit_peaks(study, peaks, journal.records(study.key), journal.directory / "audits")
         closed = StudyClosed(
             study=study.key,
             at=clock.time(),
             verdict="; ".join(f"{name}: {peak.verdict}" for name, peak in peaks.items()),
             peak={name: peak.model_dump(mode="json") for name, peak in peaks.items()},
-            facts=facts,
+            facts=facts | audited.facts,
+            files=audited.files,
             metrics={
                 f"peak.{name}.{key}": value
                 for name, peak in peaks.items()

@@ -121,13 +121,11 @@ def compare(uri: str, home: Path, count: int, name: str) -> None:
         whole = cost(lambda record: tracker.record(record, opened), log, 0, count)
         single = cost(lambda record: item_by_item(tracker, record, opened), log, count, max(1, count // 4))
     content = trial_run(trial(0, log), lambda text: text)
-    print(
-        f"{name}: {len(content.metrics)} metrics, {len(content.params)} params, {len(content.tags)} tags a trial"
-    )
+    sizes = len(content.metrics), len(content.params), len(content.tags)
+    print("{}: {} metrics, {} params, {} tags a trial".format(name, *sizes))
     for way, (wall, cpu) in (("in one go", whole), ("item by item", single)):
-        print(
-            f"  {way:<13} {wall:9.0f} ms wall {cpu:8.0f} ms client CPU {wall / TRIAL_S / 10:8.2f} % of a 60 s trial"
-        )
+        share = wall / TRIAL_S / 10
+        print(f"  {way:<13} {wall:9.0f} ms wall {cpu:8.0f} ms client CPU {share:8.2f} % of a 60 s trial")
     print(f"  ratio         {single[0] / whole[0]:9.1f} x {single[1] / whole[1]:13.1f} x")
 
 

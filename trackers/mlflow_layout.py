@@ -128,9 +128,9 @@ def study_end(closed: StudyClosed, redact: Callable[[str], str]) -> RunContent:
     tags = {
         "repeak.verdict": closed.verdict,
         "repeak.closed_at": repr(closed.at),
-        **{f"peak.{name}": value for name, value in closed.facts.items()},
+        **{f"peak.{name.removeprefix('peak.')}": value for name, value in closed.facts.items()},
     }
-    points = [(f"peak.{name}", value, at, 0) for name, value in closed.metrics.items()]
+    points = [(f"peak.{name.removeprefix('peak.')}", value, at, 0) for name, value in closed.metrics.items()]
     return RunContent(
         name="",
         tags=_fitted(tags, TAG_LIMIT, "tags", texts, redact),
@@ -151,7 +151,7 @@ def trial_run(record: TrialRecord, redact: Callable[[str], str], folder: Path | 
         name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()
     }
     return RunContent(
-        name=_text(record.configuration.label())[:NAME_LIMIT],
+        name=_text(redact(record.configuration.label()))[:NAME_LIMIT],
         tags=_fitted(_trial_tags(record), TAG_LIMIT, "tags", texts, redact),
         params=_fitted(params, PARAM_LIMIT, "params", texts, redact),
         metrics=_points(_trial_points(record)),

@@ -11,14 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 from .problems import TrackerProblem
 
-__all__ = ["check_reachable", "check_uri", "default_uri", "is_database", "key_of", "with_driver"]
+__all__ = ["check_reachable", "check_uri", "is_database", "key_of", "with_driver"]
 
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
-
-
-def default_uri(home: Path) -> str:
-    """The SQLite store of a home directory."""
-    return f"sqlite:///{home.absolute()}/mlflow.db"
 
 
 def with_driver(uri: str) -> str:

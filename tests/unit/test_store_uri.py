@@ -10,7 +10,7 @@ import pytest
 from orchestrator.process_tree import free_port
 from trackers import store_uri
 from trackers.problems import TrackerProblem
-from trackers.store_uri import check_reachable, check_uri, default_uri, is_database, with_driver
+from trackers.store_uri import check_reachable, check_uri, is_database, with_driver
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,9 @@ def test_a_store_that_would_surprise_is_refused_with_what_to_write(uri: str, mes
     assert problem.value.hint
 
 
-def test_the_default_store_lies_in_the_home_whatever_the_current_directory(tmp_path: Path) -> None:
-    uri = default_uri(tmp_path)
-    check_uri(uri, uri)
-    assert uri == f"sqlite:///{tmp_path}/mlflow.db"
-    assert is_database(uri)
+def test_a_server_keeps_its_own_artifacts_and_a_database_does_not() -> None:
+    assert is_database("sqlite:////x")
+    assert is_database("postgresql+psycopg2://h/d")
     assert not is_database("https://h")
 
 

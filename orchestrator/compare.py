@@ -117,7 +117,9 @@ def find_studies(*whats: str, plan: str | None = None) -> list[Shelf]:
     known: dict[str, list[tuple[str, tuple[str, str, str]]]] = {}
     for name in names:
         with reading(name) as journal:
-            opened = sorted(journal.studies().values(), key=lambda one: one.started_at)
+            studies = sorted(journal.studies().values(), key=lambda one: one.started_at)
+            # An engine's latest study with an ending comes last: one that has just begun tells nothing.
+            opened = sorted(studies, key=lambda one: bool(journal.closings(one.study)))
         known[name] = [(o.study, (o.facts.get("engine", ""), o.study, o.fingerprint.key)) for o in opened]
 
     def hit(name: str, what: str) -> str | None:
@@ -178,7 +180,11 @@ def _target(peak: Peak, after: Peak | None, old: Shelf, new: Shelf, lens: Lens) 
 
     def over(a: Candidate | None, b: Candidate | None) -> Comparison | None:
         lower = target.lower_is_better
-        return None if a is None or b is None else beats(a.evidence, b.evidence, noise, lens.delta, lower_is_better=lower)
+        return (
+            None
+            if a is None or b is None
+            else beats(a.evidence, b.evidence, noise, lens.delta, lower_is_better=lower)
+        )
 
     def step(name: str, c: Configuration) -> Step:
         here, there = fields[0].get(c), fields[1].get(c)
@@ -239,7 +245,7 @@ def _stayed(
             fields = [candidates(_launched(side, one, then, now), one, lens.rule) for side in sides]
             noise = noise_of([c for field in fields for c in field], lens.prior)
             at = [{c.configuration: c.evidence for c in field} for field in fields]
-            pairs = [(at[1].get(then), at[0].get(then), "same settings on both engines", False)]
+            pairs = [(at[1].get(then), at[0].get(then), "same settings", False)]
             if metric in controls:
                 claim = f"{', '.join(sorted(changed))} cannot touch it"
                 pairs.append((at[1].get(now), at[1].get(then), claim, True))

@@ -34,17 +34,17 @@ def compared_text(found: Compared) -> str:
 
 def _move(move: TargetMove) -> Iterator[str]:
     yield f"{move.target.name}, {move.target.metric}: {move.shift.verdict}"
-    table = columns("", "settings", "old engine", "new engine", "new / old")
+    table = columns("", "old engine", "new engine", "new / old")
     for step in move.steps:
         change = step.new_over_old
         table.add_row(
             step.name,
-            step.configuration.label(),
             value(step.old) if step.old else "not measured",
             value(step.new) if step.new else "not measured",
             ratio(change) + (" cannot tell" if change.verdict == "cannot tell" else "") if change else "",
         )
     yield drawn(table).rstrip()
+    yield from (_folded(f"{step.name}: {step.configuration.label()}") for step in move.steps)
     yield gain_text(move)
     if move.shift.would_decide:
         yield _folded(f"would decide: {move.shift.would_decide}")

@@ -12,8 +12,9 @@ import yaml
 from search_spaces.configuration import Configuration
 from search_spaces.serve_args import serve_args
 from search_spaces.versions import lacks
-from trackers.records import Frozen, TrialRecord
+from trackers.records import Frozen
 
+from .audit_peaks import trial_of
 from .candidates import Target, candidates
 from .compare import lens_of
 from .errors import PlanError
@@ -21,7 +22,7 @@ from .library import Shelf
 from .peak import Peak, simplicity
 from .plan import TuningPlan
 
-__all__ = ["FORMATS", "Serving", "as_line", "export", "k_schedule", "served", "serving"]
+__all__ = ["FORMATS", "Serving", "as_line", "export", "k_schedule", "serving"]
 
 FORMATS = ("serve", "yaml", "compose", "systemd", "schedule")
 _SCHEDULE_SINCE = "0.24.0"
@@ -55,22 +56,15 @@ class Serving(Frozen):
         return found
 
 
-def served(shelf: Shelf, configuration: Configuration) -> TrialRecord:
-    """The latest trial that launched this configuration, a measured one where there is one.
+def serving(shelf: Shelf, peak: Peak, plan: TuningPlan | None) -> Serving:
+    """The peak of a study as it was launched, variables from the plan and its knobs.
 
     Raises:
-        PlanError: None did.
+        PlanError: No measured trial of it is here.
     """
-    launched = [r for r in shelf.records if r.configuration == configuration and r.launches]
-    good = [r for r in launched if r.state == "measured"] or launched
-    if not good:
-        raise PlanError(f"{configuration.label()} was never launched in {shelf.opened.study}.")
-    return good[-1]
-
-
-def serving(shelf: Shelf, peak: Peak, plan: TuningPlan | None) -> Serving:
-    """The peak of a study as it was launched, variables from the plan and its knobs."""
-    record = served(shelf, peak.configuration)
+    record = trial_of(peak.configuration, shelf.records)
+    if record is None or not record.launches:
+        raise PlanError(f"{peak.configuration.label()} was never measured in {shelf.opened.study}.")
     argv = record.launches[-1].argv
     at = next((n for n, word in enumerate(argv) if word == "serve" or word.endswith("api_server")), 0)
     items = shelf.opened.fingerprint.items

@@ -27,10 +27,12 @@ from .home import home
 from .interrupts import stop_on_signals
 from .janitor import sweep
 from .kept_plan import keep_plan
+from .library import shelves
 from .memory import Memory
 from .plan import TuningPlan
 from .prepare import prepare_studies
 from .progress import Progress, make_progress
+from .report_html import report_at_end
 from .shift import PeakShift
 from .slots import Slots
 from .study import Bench, Study
@@ -40,6 +42,7 @@ from .tune import Outcome, conclude, run_studies
 __all__ = ["Result", "journal_directory", "open_memory", "tune_plan"]
 
 Work = Callable[[Sequence[Study], Bench], Outcome]
+_REPORT = "report.html"
 
 
 def journal_directory(plan: TuningPlan) -> Path:
@@ -182,7 +185,8 @@ def _run(
         outcome = conclude(studies, plan, memory)
     finally:
         slots.close()
-    _close_studies(studies, outcome, journal, clock)
+    if _close_studies(studies, outcome, journal, clock):
+        report_at_end(shelves(plan.name), plan, journal.directory / _REPORT, progress.line)
     memory.outage = False
     memory.send()
     return Result(plan=plan, studies=studies, outcome=outcome, launches=budget.used, interrupted=interrupted)
@@ -215,8 +219,9 @@ def _open_studies(studies: Sequence[Study], plan: TuningPlan, journal: Journal, 
         )
 
 
-def _close_studies(studies: Sequence[Study], outcome: Outcome, journal: Journal, clock: Clock) -> None:
-    """Peaks and verdicts beside the trials; written again only when they changed."""
+def _close_studies(studies: Sequence[Study], outcome: Outcome, journal: Journal, clock: Clock) -> bool:
+    """Peaks and verdicts beside the trials; written again, and True, only when they changed."""
+    changed = False
     for study in studies:
         peaks = outcome.peaks[study.engine]
         if not peaks:
@@ -231,7 +236,7 @@ def _close_studies(studies: Sequence[Study], outcome: Outcome, journal: Journal,
             verdict="; ".join(f"{name}: {peak.verdict}" for name, peak in peaks.items()),
             peak={name: peak.model_dump(mode="json") for name, peak in peaks.items()},
             facts=facts | audited.facts,
-            files=audited.files,
+            files=audited.files | {_REPORT: str(journal.directory / _REPORT)},
             metrics={
                 f"peak.{name}.{key}": value
                 for name, peak in peaks.items()
@@ -240,7 +245,8 @@ def _close_studies(studies: Sequence[Study], outcome: Outcome, journal: Journal,
         )
         last = journal.closings(study.key)[-1:]
         if not last or last[0].model_copy(update={"at": closed.at}) != closed:
-            journal.peak(closed)
+            changed |= journal.peak(closed)
+    return changed
 
 
 def _shift_facts(study: Study, studies: Sequence[Study], shifts: Sequence[PeakShift]) -> dict[str, str]:

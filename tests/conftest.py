@@ -46,7 +46,10 @@ def server_uri(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> I
     home = tmp_path_factory.mktemp("server")
     shutil.copyfile(empty_store, home / "mlflow.db")
     uri, artifacts = f"sqlite:///{home}/mlflow.db", home / "artifacts"
-    with serve_ui(uri, artifacts, home / "server.log", SystemClock(), port=free_port(), timeout_s=600) as (base, _):
+    with serve_ui(uri, artifacts, home / "server.log", SystemClock(), port=free_port(), timeout_s=600) as (
+        base,
+        _,
+    ):
         yield base
 
 

@@ -18,8 +18,9 @@ from trackers.records import TrialRecord
 
 from .audit import AuditMove, AuditRow, compare_audits
 from .audit import audit as audit_rows
-from .audit_collect import asked_of, audit_trial, facts_from_url
+from .audit_collect import asked_of, audit_trial
 from .audit_facts import Verdict
+from .audit_live import facts_from_url
 from .audit_peaks import log_of, trial_of
 from .card import Card, find_card, measure_card, read_cards
 from .engine_log import read_ends

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
+from hybrid_trial import ARGV, LABELLED, LOG, SERVE, STACK, TINY
 from trial_records import trial, window
 
 from orchestrator.audit import audit
 from orchestrator.audit_collect import asked_of, audit_trial, facts_from_trial
 from orchestrator.audit_facts import NullCheck
-from orchestrator.engine_log import LABELS, reported
+from orchestrator.engine_log import reported
 from orchestrator.errors import PlanError
-from orchestrator.metrics_page import parse_metrics
 from search_spaces.configuration import Configuration
 from trackers.records import Check, Launch, StackFingerprint, WorkloadRef
-
-FIXTURES = Path(__file__).parent.parent / "fixtures"
-TINY = FIXTURES / "models" / "tiny-hybrid"
-LOG = (FIXTURES / "logs" / "v0.32.0_hybrid_dummy_bf16.log").read_text(errors="replace")
-PAGE = parse_metrics((FIXTURES / "audit" / "v0.32.0_hybrid_after.txt").read_text())
-LABELLED = {f"{LABELS}{name}": text for name, text in PAGE.labels("vllm:cache_config_info").items()}
-SERVE = ("/env/bin/python", "-m", "vllm.entrypoints.cli.main", "serve", str(TINY))
-ARGV = (*SERVE, "--dtype", "bfloat16", "--max-model-len=4096", "--host", "127.0.0.1", "--port", "8377")
-STACK = {"vllm": "0.32.0", "model": "tiny-hybrid", "env.VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 def record(argv=ARGV, reported_=LABELLED, items=STACK, **changes):

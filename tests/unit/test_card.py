@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from orchestrator.card import find_card, read_cards
+from orchestrator.card import find_card, measure_card, read_cards
+from orchestrator.errors import EnvironmentBroken
 
 
 @pytest.mark.parametrize(
@@ -63,3 +65,42 @@ def test_without_a_driver_there_are_no_cards(error) -> None:
         raise error
 
     assert read_cards(run=fails) == ()
+
+
+def fake_python(path: Path, body: str) -> Path:
+    path.write_text(f"#!/bin/sh\ncat > {path}.script\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_measured_card_has_the_faster_of_reading_and_copying(tmp_path) -> None:
+    said = '{"name": "cpu", "read_bytes_s": 5e9, "copy_bytes_s": 6e9, "flops": 3e10}'
+    python = fake_python(tmp_path / "python", f"echo noise; echo '{said}'")
+    card = measure_card(python)
+    assert (card.name, card.bandwidth_bytes_s, card.flops_16bit, card.source) == (
+        "cpu",
+        6e9,
+        3e10,
+        "measured",
+    )
+    assert "torch" in (tmp_path / "python.script").read_text(), "the script comes on standard input"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("echo No module named torch >&2; exit 1", "No module named torch"),
+        ("echo '{'", ""),
+        ("sleep 9", "timed out"),
+    ],
+)
+def test_a_python_that_cannot_measure_is_told_with_its_own_last_words(tmp_path, body, why) -> None:
+    python = fake_python(tmp_path / "python", body)
+    with pytest.raises(EnvironmentBroken, match=why) as told:
+        measure_card(python, timeout_s=0.5)
+    assert str(python) in told.value.message
+
+
+def test_no_such_python_is_told(tmp_path) -> None:
+    with pytest.raises(EnvironmentBroken, match="was not measured"):
+        measure_card(tmp_path / "none")

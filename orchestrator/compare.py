@@ -224,7 +224,7 @@ def _telling(records: Sequence[TrialRecord], target: Target) -> list[TrialRecord
 
     whole = [r for r in records if r.state == "measured" and all(key in r.estimates for key in keys)]
     best = sorted((r for r in whole if r.role == "search"), key=score)[:_MOST]
-    kept = {r.configuration for r in [*best, *(r for r in records if r.role != "search")][: 3 * _MOST]}
+    kept = {r.configuration for r in [*best, *(r for r in records if r.role != "search")]}
     return [r for r in records if r.configuration in kept]
 
 

@@ -210,7 +210,7 @@ class EngineServer:
     def _prove(self, port: int, watched: WatchedProcess) -> Ready:
         """One token from the server whose port is ours: /health alone says nothing about generating."""
         model = (self._ask(port, "/v1/models")[1].get("data") or [{}])[0]
-        body = {"model": model.get("id"), "prompt": "1", "max_tokens": 1, "temperature": 0}
+        body = {"model": model.get("id"), "prompt": [1], "max_tokens": 1, "temperature": 0}
         patience_s = self.limits.first_request_timeout_s
         status, reply = self._ask(port, "/v1/completions", body, patience_s)
         if not reply.get("choices"):

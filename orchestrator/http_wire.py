@@ -142,31 +142,35 @@ class Connection(asyncio.Protocol):
                     self.finish()
 
     def _chunks(self, now: int, data: bytes) -> None:
+        reads = self.exchange.reads
         at, size = 0, len(data)
         while at < size:
-            if self.left:
+            if self.left or self.skip:
                 piece = data[at : at + self.left]
-                self.exchange.reads.append((now, piece))
-                at += len(piece)
-                self.left -= len(piece)
-                self.skip = 0 if self.left else 2
-            elif self.skip:
-                step = min(self.skip, size - at)
-                at += step
+                if piece:
+                    reads.append((now, piece))
+                    self.left -= len(piece)
+                step = min(self.skip, size - at - len(piece)) if not self.left else 0
                 self.skip -= step
+                at += len(piece) + step
+                continue
+            end = data.find(b"\r\n", at)
+            if end < 0:
+                self.rest = data[at:]
+                return
+            length = int(data[at:end].partition(b";")[0], 16)
+            at = end + 2
+            if length > 0 and at + length + 2 <= size:
+                reads.append((now, data[at : at + length]))
+                at += length + 2
+            elif length > 0:
+                self.left, self.skip = length, 2
+            elif length < 0:
+                raise ValueError("a chunk of negative size")
             else:
-                end = data.find(b"\r\n", at)
-                if end < 0:
-                    self.rest = data[at:]
-                    return
-                self.left = int(data[at:end].partition(b";")[0], 16)
-                at = end + 2
-                if self.left < 0:
-                    raise ValueError("a chunk of negative size")
-                if not self.left:
-                    self.framing = "trailer"
-                    self._trailer(data[at:])
-                    return
+                self.framing = "trailer"
+                self._trailer(data[at:])
+                return
 
     def _trailer(self, data: bytes) -> None:
         if data.startswith(b"\r\n") or b"\r\n\r\n" in data:

@@ -1,11 +1,11 @@
-"""The joint model: an old and a new stack's surface as one Gaussian process, their difference as another."""
+"""The joint model: an old and a new stack's surface as one Gaussian process, what changed as another."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,18 +15,23 @@ from search_spaces.configuration import Configuration, Scalar
 from search_spaces.knob import Knob
 from search_spaces.space import SearchSpace
 
-__all__ = ["Forecast", "JointModel", "Lengths", "Reading", "expected_gain"]
+__all__ = ["Forecast", "JointModel", "Rates", "Reading", "fit_scales"]
 
 _Array = NDArray[np.float64]
-Lengths = Mapping[str, Sequence[float]]
-"""Drafter -> tokens a target pass at k = 1, 2, ...: from the acceptance of each position, as far as known."""
+Rates = Mapping[str, Mapping[int, Sequence[float]]]
+"""Drafter -> k launched -> chance that each draft token, from the first, is accepted."""
 
-_LEVEL, _SHIFT = 1.0, 0.5  # sds of what is common to a stack, and of what a new engine adds to all alike
-_TAU_DRAFT, _TAU_REST = (0.01, 0.04, 0.12, 0.35), (0.01, 0.03, 0.1)
-_TAU_MEDIAN, _TAU_SD = 0.05, 1.2  # log-normal prior of the size of a changed shape
-# Amplitudes of the old surface's parts (log units) before it is fitted; each within a factor e or so.
-_DRAFTER, _DEPTH, _KNOB, _TOGETHER, _YIELD = 0.3, 0.15, 0.05, 0.03, 0.15
-_WAVE = 3.0  # draft tokens over which the cost of one more stays alike
+_LEVEL, _SHIFT = 1.0, 0.5  # sds of what a stack's scores share, and of what a new engine adds to all alike
+# Amplitudes of the old surface's parts, in log units, where too little is known to fit them.
+_START, _KNOB = {"drafter": 0.3, "slope": 0.15, "waves": 0.03, "tokens": 0.15, "together": 0.02}, 0.04
+# How much of the shape may have changed, in log units: along a drafter's path, and anywhere else.
+_DRAFT, _REST = (0.01, 0.04, 0.12, 0.35), (0.005, 0.015, 0.05)
+_DRAFT_PRIOR, _REST_PRIOR = (0.06, 1.2), (0.012, 0.8)  # log-normal: median, sd
+# A cheaper draft token gains more the more of them there are, so most of a path's change is in its slope.
+_PATH = {"drafter": 0.4, "slope": 0.25}
+_LOCAL = {"waves": 1.0, "together": 0.5, "tokens": 0.0}
+_ORDERED = 0.5  # of a numeric knob's share against a choice's: caching or a backend changes sooner
+_UNLIKELY = 0.01  # weight under which a size of change is left out of forecasts
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,9 @@ class Reading:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The new surface at some configurations, averaged over how much of the shape may have changed.
+    """The new surface (log scores) at n configurations, mixed over how much of its shape may have changed.
 
-    `means` (mixture x n) are log scores, `covariances` (mixture x n x n) theirs, `weights` sum to 1.
+    `means` (mixture, n), `covariances` (mixture, n, n), `weights` (mixture,) summing to 1.
     """
 
     means: _Array
@@ -54,37 +59,33 @@ class Forecast:
         return np.asarray(self.weights @ self.means)
 
     def gap(self, a: int, b: int) -> tuple[float, float]:
-        """Mean and sd of a over b, log units."""
-        gaps = self.means[:, a] - self.means[:, b]
-        c = self.covariances
+        """Mean and sd of a over b."""
+        gaps, c = self.means[:, a] - self.means[:, b], self.covariances
         mean = float(self.weights @ gaps)
         spread = c[:, a, a] + c[:, b, b] - 2 * c[:, a, b] + (gaps - mean) ** 2
         return mean, math.sqrt(max(float(self.weights @ spread), 1e-12))
 
     def gains(self, over: int) -> _Array:
-        """Expected improvement of each over one of them, log units."""
-        gaps = self.means - self.means[:, [over]]
-        c = self.covariances
+        """Expected improvement of each over one of them."""
+        gaps, c = self.means - self.means[:, [over]], self.covariances
         own = np.diagonal(c, axis1=1, axis2=2)
-        spread = own + own[:, [over]] - 2 * c[:, :, over]
-        return np.asarray(self.weights @ expected_gain(gaps, np.sqrt(np.maximum(spread, 1e-12))))
-
-
-def expected_gain(gap: _Array, sd: _Array) -> _Array:
-    """Mean of what a normal reading has over zero."""
-    z = gap / sd
-    return np.asarray(gap * special.ndtr(z) + sd * np.exp(-z * z / 2) / math.sqrt(2 * math.pi))
+        sd = np.sqrt(np.maximum(own + own[:, [over]] - 2 * c[:, :, over], 1e-12))
+        z = gaps / sd
+        gain = gaps * special.ndtr(z) + sd * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+        return np.asarray(self.weights @ gain)
 
 
 class JointModel:
-    """y_old = f, y_new = f + shift + delta; f and delta additive over knobs, in log units.
+    """y_old = f, y_new = f + shift + change; f and change additive over knobs, scores in log units.
 
     Args:
-        space: The new stack's space; old configurations are of it too.
+        space: The new stack's; old configurations are of it too.
         old: What the old stack gave.
         new: What the new stack gave so far.
-        lengths: Tokens a pass by drafter, on the old and the new stack.
+        rates: Acceptance on the old and on the new stack: tokens a pass are taken out of the scores, so that
+            what is left along k is smooth.
         sd: Launch noise, log units.
+        scales: From `fit_scales`.
     """
 
     def __init__(
@@ -92,112 +93,153 @@ class JointModel:
         space: SearchSpace,
         old: Sequence[Reading],
         new: Sequence[Reading],
-        lengths: tuple[Lengths, Lengths],
+        rates: tuple[Rates, Rates],
         sd: float,
+        scales: Mapping[str, float],
     ) -> None:
-        self._space, self._lengths, self._sd = space, lengths, sd
-        self._old, self._new = _Points(space, old, lengths[0]), _Points(space, new, lengths[1])
-        self._scales = _fitted(space, self._old, sd)
-        self._mixture = self._weigh()
+        self._space, self._rates, self._scales, self._old = space, rates, scales, len(old)
+        old_points, new_points = _points(space, old, (rates[0], {})), _points(space, new, rates)
+        self._points = old_points.joined(new_points)
+        scores = np.array([one.score for one in (*old, *new)])
+        y = scores - self._points.tokens
+        self._level = float(y[: len(old)].mean() if old else y.mean())
+        noise = sd**2 / np.array([one.launches for one in (*old, *new)])
+        self._mixture = self._weigh(_parts(space, self._points, self._points), y - self._level, noise)
 
     @property
     def log_likelihood_ratio(self) -> float:
-        """For a changed shape against one that changed by 1 % at most."""
-        return max(0.0, max(one.evidence for one in self._mixture) - self._mixture[0].evidence)
+        """For a changed shape, against one that did not change by more than launches could show."""
+        return max(one.evidence for one in self._mixture) - self._mixture[0].evidence
 
     def forecast(self, configurations: Sequence[Configuration]) -> Forecast:
-        asked = _Points(self._space, [Reading(one, 0.0, 1) for one in configurations], self._lengths[1])
-        surface = _surface(asked, asked, self._scales) + _SHIFT**2
-        cross = np.hstack([_surface(asked, self._old, self._scales), _surface(asked, self._new, self._scales) + _SHIFT**2])
-        means, covariances = [], []
-        for one in self._mixture:
-            k = cross.copy()
-            k[:, len(self._old.y) :] += _changed(asked, self._new, one.tau)
-            means.append(k @ one.alpha + asked.offset + self._level)
-            solved = linalg.cho_solve(one.factor, k.T)
-            covariances.append(surface + _changed(asked, asked, one.tau) - k @ solved)
+        asked = _points(self._space, [Reading(one, 0.0, 1) for one in configurations], self._rates)
+        own, cross = _parts(self._space, asked, asked), _parts(self._space, self._points, asked)
+        new = (np.arange(len(self._points.k)) >= self._old)[:, None]
+        f_own = _surface(own, self._scales) + _SHIFT**2
+        f_cross = _surface(cross, self._scales) + _SHIFT**2 * new
         logs = np.array([one.evidence + one.prior for one in self._mixture])
-        weights = np.exp(logs - logs.max())
-        return Forecast(np.array(means), np.array(covariances), weights / weights.sum())
+        weights = np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum()
+        means, covariances = [], []
+        for one in itertools.compress(self._mixture, weights > _UNLIKELY):
+            k = f_cross + _change(self._space, cross, one.sizes) * new
+            v = linalg.solve_triangular(one.factor, k, lower=True, check_finite=False)
+            means.append(k.T @ one.alpha + asked.tokens + self._level)
+            covariances.append(f_own + _change(self._space, own, one.sizes) - v.T @ v)
+        kept = weights[weights > _UNLIKELY]
+        return Forecast(np.array(means), np.array(covariances), kept / kept.sum())
 
-    def _weigh(self) -> list[_Component]:
-        old, new = self._old, self._new
-        y = np.concatenate([old.residual, new.residual])
-        self._level = float(old.residual.mean()) if len(old.y) else float(y.mean())
-        n = len(old.y)
-        both = _join(old, new)
-        base = _surface(both, both, self._scales)
+    def _weigh(self, parts: Mapping[str, _Array], y: _Array, noise: _Array) -> list[_Component]:
+        """Each size of change with its evidence; the first is next to none."""
+        n, base = self._old, _surface(parts, self._scales)
         base[n:, n:] += _SHIFT**2
-        base[np.diag_indices_from(base)] += self._sd**2 / both.launches
-        # what the old stack alone says is the same for every tau: only p(new | old) is weighed
-        only_old = _log_likelihood(base[:n, :n], y[:n] - self._level)[0] if n else 0.0
+        base[np.diag_indices_from(base)] += noise
+        fresh = {name: part[n:, n:] for name, part in parts.items()}
         found = []
-        for tau in itertools.product(_TAU_DRAFT, _TAU_REST):
+        for sizes in itertools.product(_DRAFT, _REST):
             k = base.copy()
-            k[n:, n:] += _changed(new, new, tau)
-            evidence, factor, alpha = _log_likelihood(k, y - self._level)
-            prior = sum(-0.5 * (math.log(t / _TAU_MEDIAN) / _TAU_SD) ** 2 for t in tau)
-            found.append(_Component(tau, evidence - only_old, prior, factor, alpha))
+            k[n:, n:] += _change(self._space, fresh, sizes)
+            evidence, factor, alpha = _log_likelihood(k, y)
+            prior = _log_normal(sizes[0], *_DRAFT_PRIOR) + _log_normal(sizes[1], *_REST_PRIOR)
+            found.append(_Component(sizes, evidence, prior, factor, alpha))
         return found
+
+
+def fit_scales(space: SearchSpace, old: Sequence[Reading], rates: Rates, sd: float) -> dict[str, float]:
+    """Amplitudes of the old surface's parts (log units), by marginal likelihood with log-normal priors."""
+    points = _points(space, old, (rates, {}))
+    parts = _parts(space, points, points)
+    names, blocks = list(parts), list(parts.values())
+    centre = np.log([_START.get(name, _KNOB) for name in names])
+    if len(old) < 2 * len(names):
+        return dict(zip(names, np.exp(centre).tolist(), strict=True))
+    y = np.array([one.score for one in old]) - points.tokens
+    noise = np.diag(sd**2 / np.array([one.launches for one in old]) + 1e-9) + _LEVEL**2
+
+    def cost(x: _Array) -> tuple[float, _Array]:
+        squares = np.exp(2 * x)
+        k = sum((s * part for s, part in zip(squares, blocks, strict=True)), noise)
+        value, factor, alpha = _log_likelihood(k, y - y.mean())
+        inverse = linalg.cho_solve((factor, True), np.eye(len(y)), check_finite=False)
+        rise = np.outer(alpha, alpha) - inverse
+        slopes = np.array([float((rise * part).sum()) for part in blocks]) * squares
+        return 0.5 * float(((x - centre) ** 2).sum()) - value, x - centre - slopes
+
+    bounds = [(c - 3, c + 3) for c in centre]
+    best = optimize.minimize(
+        cost, centre, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40}
+    )
+    return dict(zip(names, np.exp(best.x).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
 class _Component:
-    tau: tuple[float, float]
+    sizes: tuple[float, float]
     evidence: float
     prior: float
-    factor: tuple[_Array, bool]
+    factor: _Array
     alpha: _Array
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Points:
-    """Configurations as coordinates; `offset` is the log of tokens a pass, taken out of the scores."""
+    """Configurations as coordinates; `tokens` is the log of tokens a pass."""
 
-    space: SearchSpace
-    readings: Sequence[Reading]
-    lengths: Lengths
-    y: _Array = field(init=False)
-    launches: _Array = field(init=False)
-    drafter: NDArray[np.str_] = field(init=False)
-    k: _Array = field(init=False)
-    offset: _Array = field(init=False)
-    knobs: dict[str, _Array] = field(init=False)
+    drafter: NDArray[np.str_]
+    k: _Array
+    tokens: _Array
+    knobs: dict[str, _Array]
 
-    def __post_init__(self) -> None:
-        values = [one.configuration for one in self.readings]
-        self.y = np.array([one.score for one in self.readings])
-        self.launches = np.array([float(one.launches) for one in self.readings])
-        self.drafter = np.array([one.drafter for one in values], dtype=np.str_)
-        self.k = np.array([float(one.k) for one in values])
-        self.offset = np.array([_log_length(one, self.lengths) for one in values])
-        self.knobs = {
-            knob.name: np.array([_place(knob, one.values.get(knob.name)) for one in values])
-            for knob in self.space.knobs
-            if knob.name not in ("drafter", "k") and not knob.fixed
-        }
-
-    @property
-    def residual(self) -> _Array:
-        return self.y - self.offset
+    def joined(self, other: _Points) -> _Points:
+        return _Points(
+            np.concatenate([self.drafter, other.drafter]),
+            np.concatenate([self.k, other.k]),
+            np.concatenate([self.tokens, other.tokens]),
+            {name: np.concatenate([here, other.knobs[name]]) for name, here in self.knobs.items()},
+        )
 
 
-def _join(one: _Points, other: _Points) -> _Points:
-    both = _Points(one.space, [*one.readings, *other.readings], one.lengths)
-    both.offset = np.concatenate([one.offset, other.offset])
-    return both
+def _points(space: SearchSpace, readings: Sequence[Reading], rates: tuple[Rates, Rates]) -> _Points:
+    asked = [one.configuration for one in readings]
+    knobs = [knob for knob in space.knobs if knob.name not in ("drafter", "k") and not knob.fixed]
+    return _Points(
+        drafter=np.array([one.drafter for one in asked], dtype=np.str_),
+        k=np.array([float(one.k) for one in asked]),
+        tokens=np.array([math.log1p(sum(_accepted(one, *rates))) for one in asked]),
+        knobs={
+            knob.name: np.array([_place(knob, one.values.get(knob.name)) for one in asked]) for knob in knobs
+        },
+    )
 
 
-def _log_length(configuration: Configuration, lengths: Lengths) -> float:
-    """Log of tokens a pass; beyond what was seen, positions go on to be accepted less and less."""
-    known, k = list(lengths.get(configuration.drafter, ())), configuration.k
-    if not known or not k:
-        return 0.0
-    rates = np.diff([1.0, *known])
-    while len(rates) < k:
-        ratio = rates[-1] / rates[-2] if len(rates) > 1 and rates[-2] > 0 else rates[-1]
-        rates = np.append(rates, rates[-1] * min(1.0, max(0.0, ratio)))
-    return float(np.log1p(rates[:k].sum()))
+def _accepted(configuration: Configuration, old: Rates, new: Rates) -> list[float]:
+    """Acceptance of each draft token: as the new stack's nearest k says, its course in k as the old one's."""
+    k, drafter = configuration.k, configuration.drafter
+    before, after = old.get(drafter), new.get(drafter)
+    if not k or not (before or after):
+        return []
+    if not before or (after and k in after):
+        return _extended(_nearest(after or {}, k), k)
+    then = _extended(_nearest(before, k), k)
+    if not after:
+        return then
+    now = _nearest(after, k)
+    there = _extended(_nearest(before, len(now)), len(now))
+    ratio = [a / b if b > 0 else 1.0 for a, b in zip(now, there, strict=True)]
+    ratio += ratio[-1:] * max(0, k - len(ratio))
+    return [min(1.0, a * b) for a, b in zip(then, ratio, strict=False)]
+
+
+def _nearest(rates: Mapping[int, Sequence[float]], k: int) -> Sequence[float]:
+    return rates[min(rates, key=lambda other: (abs(math.log(other / k)), -other))]
+
+
+def _extended(rates: Sequence[float], k: int) -> list[float]:
+    """The first k positions; past what is known they go on to fade as they did."""
+    found = list(rates[:k])
+    while len(found) < k:
+        fade = found[-1] / found[-2] if len(found) > 1 and found[-2] > 0 else found[-1]
+        found.append(found[-1] * min(1.0, fade))
+    return found
 
 
 def _place(knob: Knob, value: Scalar | None) -> float:
@@ -209,69 +251,45 @@ def _place(knob: Knob, value: Scalar | None) -> float:
     return float(np.interp(float(value), numbers, np.linspace(0, 1, len(numbers))))
 
 
-def _along(space: SearchSpace, a: _Points, b: _Points, name: str) -> _Array:
-    knob = next(one for one in space.knobs if one.name == name)
-    gap = a.knobs[name][:, None] - b.knobs[name][None, :]
-    return np.exp(-0.5 * (gap / 0.5) ** 2) if knob.ordered else np.asarray(gap == 0, dtype=np.float64)
+def _parts(space: SearchSpace, a: _Points, b: _Points) -> dict[str, _Array]:
+    """Unit kernels by part: the drafter, its slope in k and waves on that, tokens a pass, each knob, all."""
+    same = np.asarray(a.drafter[:, None] == b.drafter[None, :], dtype=np.float64)
+    waves = same * np.exp(-0.5 * ((a.k[:, None] - b.k[None, :]) / 2.0) ** 2)
+    found = {
+        "drafter": same,
+        "slope": same * np.outer(np.log1p(a.k), np.log1p(b.k)),
+        "waves": waves,
+        "tokens": np.outer(a.tokens, b.tokens),
+    }
+    together = waves
+    for knob in space.knobs:
+        if knob.name in a.knobs:
+            gap = np.abs(a.knobs[knob.name][:, None] - b.knobs[knob.name][None, :])
+            # Steps along a knob are independent of each other: plateaus and cliffs are both likely.
+            found[knob.name] = np.exp(-gap) if knob.ordered else (gap == 0).astype(np.float64)
+            together = together * (0.3 + 0.7 * found[knob.name])
+    return {**found, "together": together}
 
 
-def _same(a: _Points, b: _Points) -> _Array:
-    return np.asarray(a.drafter[:, None] == b.drafter[None, :], dtype=np.float64)
+def _surface(parts: Mapping[str, _Array], scales: Mapping[str, float]) -> _Array:
+    return np.asarray(sum(scales[name] ** 2 * part for name, part in parts.items()) + _LEVEL**2)
 
 
-def _waves(a: _Points, b: _Points) -> _Array:
-    return np.asarray(np.exp(-0.5 * ((a.k[:, None] - b.k[None, :]) / _WAVE) ** 2))
+def _change(space: SearchSpace, parts: Mapping[str, _Array], sizes: tuple[float, float]) -> _Array:
+    """Covariance of what changed: a drafter's whole path by the first size, all else by the second."""
+    draft, rest = sizes
+    shares = {knob.name: _ORDERED**2 if knob.ordered else 1.0 for knob in space.knobs} | _LOCAL
+    weights = {name: rest**2 * shares.get(name, 0.0) for name in parts}
+    weights |= {name: draft**2 * share for name, share in _PATH.items()}
+    return np.asarray(sum(weights[name] * part for name, part in parts.items()))
 
 
-def _slopes(a: _Points, b: _Points) -> _Array:
-    return np.asarray(np.log1p(a.k)[:, None] * np.log1p(b.k)[None, :])
+def _log_likelihood(k: _Array, y: _Array) -> tuple[float, _Array, _Array]:
+    factor = linalg.cholesky(k, lower=True, check_finite=False)
+    alpha = linalg.cho_solve((factor, True), y, check_finite=False)
+    half_logdet = float(np.log(np.diag(factor)).sum())
+    return -0.5 * float(y @ alpha) - half_logdet - len(y) / 2 * math.log(2 * math.pi), factor, alpha
 
 
-def _surface(a: _Points, b: _Points, scales: Mapping[str, float]) -> _Array:
-    same, waves, slopes = _same(a, b), _waves(a, b), _slopes(a, b)
-    found = _LEVEL**2 + same * (scales["drafter"] ** 2 + scales["depth"] ** 2 * slopes + (scales["depth"] / 4) ** 2 * waves)
-    together = same * waves
-    for name in a.knobs:
-        along = _along(a.space, a, b, name)
-        found = found + scales[name] ** 2 * along
-        together = together * (0.5 + 0.5 * along)
-    found = found + scales["yield"] ** 2 * a.offset[:, None] * b.offset[None, :]
-    return np.asarray(found + scales["together"] ** 2 * together)
-
-
-def _changed(a: _Points, b: _Points, tau: tuple[float, float]) -> _Array:
-    """Covariance of what changed in shape: a drafter's whole path, and its slope in k; each knob; the rest."""
-    draft, rest = tau
-    same = _same(a, b)
-    found = draft**2 * same * (1.0 + 0.15 * _slopes(a, b))
-    together = same * _waves(a, b)
-    for name in a.knobs:
-        along = _along(a.space, a, b, name)
-        found = found + rest**2 * along
-        together = together * along
-    return np.asarray(found + (rest / 2) ** 2 * (together + same * _waves(a, b)))
-
-
-def _log_likelihood(k: _Array, y: _Array) -> tuple[float, tuple[_Array, bool], _Array]:
-    factor = linalg.cho_factor(k, lower=True, check_finite=False)
-    alpha = linalg.cho_solve(factor, y, check_finite=False)
-    value = -0.5 * float(y @ alpha) - float(np.log(np.diag(factor[0])).sum()) - len(y) / 2 * math.log(2 * math.pi)
-    return value, factor, alpha
-
-
-def _fitted(space: SearchSpace, old: _Points, sd: float) -> dict[str, float]:
-    """Amplitudes of the old surface's parts, by marginal likelihood with log-normal priors."""
-    start = {"drafter": _DRAFTER, "depth": _DEPTH, "yield": _YIELD, "together": _TOGETHER}
-    start |= dict.fromkeys(old.knobs, _KNOB)
-    if len(old.y) < 2 * len(start):
-        return start
-    names, y = list(start), old.residual - old.residual.mean()
-    centre = np.log(list(start.values()))
-
-    def cost(x: _Array) -> float:
-        k = _surface(old, old, dict(zip(names, np.exp(x), strict=True)))
-        k[np.diag_indices_from(k)] += sd**2 / old.launches
-        return -_log_likelihood(k, y)[0] + 0.5 * float((((x - centre) / 1.0) ** 2).sum())
-
-    best = optimize.minimize(cost, centre, method="L-BFGS-B", bounds=[(c - 3, c + 3) for c in centre])
-    return dict(zip(names, np.exp(best.x).tolist(), strict=True))
+def _log_normal(value: float, median: float, sd: float) -> float:
+    return -0.5 * (math.log(value / median) / sd) ** 2

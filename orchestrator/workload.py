@@ -196,7 +196,7 @@ class Workload(Frozen):
             expect = texts.place(rng)
             prompt = f"What is the weather in {expect} today? Look it up with the tool, then answer."
         else:
-            prompt = texts.generate_prompt(rng, self.prompt_tokens)
+            prompt, begun = texts.generate_prompt(rng, self.prompt_tokens)
         body = self._body(mark, prompt, begun)
         if kind == "tool_loop":
             # A turn ends by itself: its length is what the model makes of it, `output_tokens` only a bound.

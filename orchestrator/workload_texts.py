@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 __all__ = [
     "WEATHER_TOOL",
@@ -43,10 +45,6 @@ _THINGS = _words("""
 _KINDS = _words("""
     brass wooden broken heavy painted forgotten narrow silver crooked patient expensive quiet blue rusted
     borrowed curious enormous fragile green hollow""")
-_DEEDS = _words("""
-    repaired measured sold described carried painted found hid borrowed inspected restored weighed moved
-    auctioned dismantled photographed catalogued buried returned exchanged""")
-_MONTHS = _words("January February March April May June July August September October November December")
 _TOPICS = _phrases("""
     how a town rebuilt its harbour after a storm; why two neighbours stopped speaking to each other;
     what a lighthouse keeper does on an ordinary day; how an apprentice learned to repair clocks;
@@ -64,62 +62,39 @@ def salt(rng: random.Random) -> str:
     return "".join(chr(97 + int(rng.random() * 26)) for _ in range(10))
 
 
-def _dealer(rng: random.Random) -> Callable[[Sequence[str]], str]:
-    """Draws without putting back until a list is used up, so that what was said once is seldom said again."""
-    piles: dict[int, list[str]] = {}
-
-    def draw(items: Sequence[str]) -> str:
-        pile = piles.setdefault(id(items), [])
-        pile.extend(() if pile else items)
-        return pile.pop(int(rng.random() * len(pile)))
-
-    return draw
-
-
-def _sentence(rng: random.Random, draw: Callable[[Sequence[str]], str]) -> str:
-    who, where, deed = f"{draw(_NAMES)} {draw(_SURNAMES)}", draw(_PLACES), draw(_DEEDS)
-    what = f"{draw(_KINDS)} {draw(_THINGS)}"
-    number = 2 + int(rng.random() * 97)
-    forms = (
-        lambda: f"{who} {deed} the {what} of {where}.",
-        lambda: f"In {draw(_MONTHS)} a {what} was {deed} at {where}.",
-        lambda: f"Near {where}, {who} hid {number} coins under the {what}.",
-        lambda: f"{draw(_SURNAMES)} paid {number} for a {what} and {deed} it.",
-        lambda: f"Nobody in {where} {deed} anything but the {draw(_THINGS)}.",
-        lambda: f"Was it {who} who {deed} the {draw(_THINGS)}?",
-        lambda: f"Later the {what}, {deed} by {draw(_NAMES)}, came to {where}.",
-    )
-    return forms[int(rng.random() * len(forms))]()
+@cache
+def _passages() -> tuple[str, ...]:
+    lines = Path(__file__).with_name("public_domain.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if not line.startswith("#"))
 
 
 def story(rng: random.Random, tokens: int) -> list[str]:
-    """Sentences of roughly so many tokens together (no tokenizer here: the server's count is the truth)."""
-    draw = _dealer(rng)
+    """Sentences in order from a drawn one on, of about so many tokens (the server's count is the truth)."""
+    passages = _passages()
+    at = int(rng.random() * len(passages))
     sentences: list[str] = []
     words = 0
     while words * _TOKENS_PER_WORD < tokens:
-        sentences.append(_sentence(rng, draw))
+        sentences.append(passages[(at + len(sentences)) % len(passages)])
         words += len(sentences[-1].split())
     return sentences
 
 
-def generate_prompt(rng: random.Random, tokens: int) -> str:
-    """Something to read, then open writing."""
-    topic = _pick(rng, _TOPICS)
-    background = " ".join(story(rng, tokens - 40))
-    return f"Notes from the archive. {background}\n\nAn essay about {topic}, by {_pick(rng, _NAMES)}.\n\n"
+def generate_prompt(rng: random.Random, tokens: int) -> tuple[str, str]:
+    """Something to read, then open writing: (prompt, how the answer begins)."""
+    background = " ".join(story(rng, tokens - 30))
+    return f"{background}\n\nUser: Write a lively story about {_pick(rng, _TOPICS)}.\n\nAssistant: ", "In the"
 
 
 def edit_prompt(rng: random.Random, tokens: int, output_tokens: int) -> tuple[str, str]:
-    """Returning a text with one name changed: (prompt, how the answer begins); it outlasts the answer."""
+    """A text to return with its first word changed: (prompt, how the answer begins); it outlasts the answer."""
     # One word is at least one token, so a text of this many words outlasts the answer under any tokenizer.
-    wanted = max(float(tokens), (output_tokens + 24) * _TOKENS_PER_WORD)
-    old, new = _pick(rng, _NAMES), "Rowan"
-    sentences = [f"{old} {_pick(rng, _SURNAMES)} kept these notes.", *story(rng, int(wanted))]
-    text = " ".join(sentences)
-    begun = " ".join([new, *text.split()[1:14]])
-    ask = f"Return the text below unchanged, except that its first word, {old}, becomes {new}.\n\n"
-    return f"{ask}Text:\n{text}\n\nChanged text:\n", begun
+    wanted = max(float(tokens), (output_tokens + 30) * _TOKENS_PER_WORD)
+    text = " ".join(story(rng, int(wanted)))
+    new = _pick(rng, _NAMES)
+    # Small models follow a frame better than an order, and need a sentence to fall into step.
+    ask = f'Original:\n"""\n{text}\n"""\n\nThe same text, with {new} for its first word:\n"""\n'
+    return ask, " ".join([new, *text.split()[1:21]])
 
 
 def records_prompt(rng: random.Random, tokens: int) -> tuple[str, str]:
@@ -152,7 +127,7 @@ def needle_prompt(rng: random.Random, tokens: int, depth: float) -> tuple[str, s
 
 def shared_tail(rng: random.Random) -> str:
     """A short question after a shared prefix."""
-    return f"\n\nCase {salt(rng)}: {' '.join(story(rng, 8))} Continue the account.\n\n"
+    return f"\n\nCase {salt(rng)}: {_pick(rng, _TOPICS)}.\n\n"
 
 
 WEATHER_TOOL = {

@@ -2,7 +2,7 @@
 
     python3 benchmarks/gpu/checkpoints.py DIRECTORY
 
-The tokenizer has one word a token id, so that a prompt's length in words is its length in tokens.
+The tokenizer has one token a byte, so a prompt has about five tokens a word.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 VOCABULARY = 151936
 TAPPED = [1, 9, 17, 25, 33]
@@ -75,13 +75,15 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
 
 
 def main(out: Path) -> None:
-    words = {f"t{number}": number for number in range(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    # Bytes first, so that any tokenizer class reads it; the rest fills the vocabulary, so that any id has a text.
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*alphabet, *(f"t{number}" for number in range(len(alphabet), VOCABULARY))]
+    tokenizer = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": f"t{VOCABULARY - 1}",
-        "unk_token": "t0",
         "chat_template": "{% for m in messages %}{{ m['content'] }} {% endfor %}",
     }
     for name, config in CHECKPOINTS.items():

@@ -16,7 +16,7 @@ wait
 interpreter() {  # NAME PATHS...: an interpreter that sees these trees before the machine's own packages
   local venv=$place/$1; shift
   python3 -m venv --without-pip "$venv"
-  printf '%s\n' "$@" "$base" > "$venv"/lib/python3.*/site-packages/trees.pth
+  printf '%s\n' "$@" "$base" > "$(echo "$venv"/lib/python3.*/site-packages)/trees.pth"
 }
 for tree in "$place"/engine-*; do
   [ -d "$tree/vllm" ] && interpreter "py-${tree##*/engine-}" "$tree" "$place/small"

@@ -1,4 +1,4 @@
-"""From streams to numbers: known times give known metrics; a stream that is not whole is named and keeps its part."""
+"""From streams to numbers: known times give known metrics; a stream that is not whole is named."""
 
 from __future__ import annotations
 

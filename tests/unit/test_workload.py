@@ -105,9 +105,10 @@ def test_needles_lie_at_the_depths_asked_for() -> None:
 
 def test_an_edit_outlasts_its_answer_and_begins_it() -> None:
     text = prompts(made("edit", output_tokens=200))[0]
-    original, copy = text.split("Changed text:\n")
-    assert copy.split()[1:] == original.split("Text:\n")[1].split()[1 : len(copy.split())]
-    assert len(original.split()) - len(copy.split()) > 200
+    _, original, _, copy = text.split('"""')
+    words, begun = original.split(), copy.split()
+    assert begun[1:] == words[1 : len(begun)]
+    assert len(words) - len(begun) > 200
 
 
 CHANGES = [

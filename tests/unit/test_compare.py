@@ -1,0 +1,125 @@
+"""Compare: any two studies, read from their records alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import two_engines as two
+from two_engines import NEW, OLD
+
+from orchestrator.compare import compare, find_studies
+from orchestrator.compare_text import compared_text
+from orchestrator.errors import PlanError
+from orchestrator.kept_plan import kept_plan
+from search_spaces.configuration import Configuration
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REPEAK_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_it_tells_the_stack_the_old_settings_the_gain_and_what_stayed(home: Path) -> None:
+    two.write(home)
+    found = compare(*find_studies(OLD, NEW), plan=kept_plan("plan"))
+    assert found.moved == {"vllm": ("0.27.1", "0.32.0"), "torch": ("2.11.0", "2.13.0")}
+    (move,) = found.targets
+    assert move.shift.verdict == "peak moved"
+    assert {step.name: step.configuration.label() for step in move.steps} == {
+        "old settings": "ngram k=2, atomic_add=0, max_num_seqs=8",
+        "new peak": "ngram k=8, atomic_add=0, max_num_seqs=8",
+    }
+    old = move.steps[0].new_over_old
+    assert old is not None
+    assert old.low < 150 / 140 < old.high
+    assert move.gain is not None
+    assert move.gain.verdict == "better"
+    assert move.gain.low < 200 / 150 < move.gain.high
+    stayed = {(one.metric, one.declared): one.found.verdict for one in move.stayed}
+    assert stayed["prefill_tok_s", False] == "unchanged"
+    assert stayed["prefill_tok_s", True] == "unchanged"
+
+
+def test_a_declared_null_that_moved_is_a_failed_control(home: Path) -> None:
+    two.write(home)
+    old, new = find_studies(OLD, NEW)
+
+    def faster(record):
+        windows = tuple(
+            w.model_copy(update={"metrics": {**w.metrics, "prefill_tok_s": 2 * w.metrics["prefill_tok_s"]}})
+            for w in record.windows
+        )
+        return record.model_copy(update={"windows": windows}) if record.configuration.k == 8 else record
+
+    new = new.model_copy(update={"records": tuple(map(faster, new.records))})
+    text = compared_text(compare(old, new, kept_plan("plan")))
+    assert "CONTROL FAILED" in text
+
+
+def test_a_regression_of_the_old_settings_is_told_beside_the_gain(home: Path) -> None:
+    def slower(engine: str, one: Configuration) -> float:
+        return two.moved(engine, one) * (0.7 if engine == NEW and one.k == 2 else 1.0)
+
+    two.write(home, truth=slower)
+    (move,) = compare(*find_studies(OLD, NEW), plan=kept_plan("plan")).targets
+    assert move.steps[0].new_over_old is not None
+    assert move.steps[0].new_over_old.verdict == "worse"
+    assert move.gain is not None
+    assert move.gain.verdict == "better"
+
+
+def test_nothing_moved_says_so(home: Path) -> None:
+    two.write(home, truth=lambda _, one: two.moved(OLD, one))
+    (move,) = compare(*find_studies(OLD, NEW), plan=kept_plan("plan")).targets
+    assert move.shift.verdict == "same"
+    assert move.gain is None
+
+
+def test_the_text_fits_eighty_columns_and_names_every_number_s_interval(home: Path) -> None:
+    two.write(home)
+    text = compared_text(compare(*find_studies(OLD, NEW), plan=kept_plan("plan")))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "generate, decode_tok_s: peak moved" in text
+    assert text.count("±") == 4
+
+
+def test_without_the_kept_plan_the_peaks_record_is_enough(home: Path) -> None:
+    (two.write(home) / "plan.json").unlink()
+    (move,) = compare(*find_studies(OLD, NEW), plan=kept_plan("plan")).targets
+    assert move.shift.verdict == "peak moved"
+
+
+def test_studies_are_found_by_engine_key_and_stack(home: Path) -> None:
+    two.write(home)
+    by_engine = find_studies(OLD, NEW)
+    by_key = find_studies(by_engine[0].opened.study[:6], by_engine[1].opened.fingerprint.key)
+    assert [one.opened.study for one in by_key] == [one.opened.study for one in by_engine]
+    with pytest.raises(PlanError, match="no study 'vllm-9'"):
+        find_studies(OLD, "vllm-9")
+
+
+def test_studies_of_two_plans_are_compared_and_of_one_plan_preferred(home: Path) -> None:
+    two.write(home)
+    two.write(home, wanted=two.plan("other"))
+    old, new = find_studies("apla00000000", "both00000000")
+    assert (old.opened.plan, new.opened.plan) == ("plan", "other")
+    assert find_studies(OLD, NEW, plan="plan")[0].opened.plan == "plan"
+
+
+def test_other_traffic_under_one_name_is_left_out(home: Path) -> None:
+    two.write(home)
+    longer = {"name": "generate", "kind": "generate", "prompt_tokens": 512, "output_tokens": 64}
+    two.write(home, wanted=two.plan("other", workloads=[longer]))
+    found = compare(*find_studies("apla00000000", "both00000000"))
+    assert not found.targets
+    assert "not the same traffic" in found.notes[0]
+
+
+def test_of_very_many_trials_the_verdict_is_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two.write(home)
+    pair = find_studies(OLD, NEW)
+    whole = compare(*pair, plan=kept_plan("plan")).targets[0].shift
+    monkeypatch.setattr("orchestrator.compare._MOST", 3)
+    assert compare(*pair, plan=kept_plan("plan")).targets[0].shift.verdict == whole.verdict

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from click import UsageError
 from click.testing import CliRunner, Result
 from hybrid_trial import ARGV, LABELLED, LOG, STACK
 from trial_records import study, trial
@@ -31,7 +32,12 @@ QUIET = {"ttft_ms": 20, "itl_ms": 4}
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, list(arguments))
+    """As `main` runs it: errors come out as they are, an exit code as the return value."""
+    return CliRunner().invoke(cli, list(arguments), standalone_mode=False)
+
+
+def code(*done: Result) -> list[int]:
+    return [one.return_value or 0 for one in done]
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +97,7 @@ def test_a_trial_is_audited_by_enough_of_its_name(tmp_path) -> None:
     ("arguments", "says"),
     [
         (("nothing",), PlanError),
-        (("first-00", "--load"), SystemExit),
+        (("first-00", "--load"), UsageError),
         (("http://127.0.0.1:9",), MeasurementFailed),
     ],
 )
@@ -138,13 +144,13 @@ def test_the_table_keeps_to_eighty_columns_and_explains_what_does_not_agree() ->
     assert max(map(len, text.splitlines())) <= 80
     assert "unsaid" not in text
     assert "requested max_num_batched_tokens\n" in text
-    assert text.count("It is so.") == 20
+    assert " ".join(text.split()).count("It is so.") == 20
 
 
 def test_measure_prints_numbers_with_intervals_and_proofs() -> None:
     with serving(**QUIET) as url:
         done = run("measure", url, *QUICK)
-    assert done.exit_code == 0, done.output
+    assert code(done) == [0], done.output
     assert "decode_tok_s" in done.stdout
     assert " ± " in done.stdout
     assert "sole_user              ok" in done.stdout
@@ -157,7 +163,7 @@ def test_measure_gives_one_line_of_json_a_workload_and_sends_no_prompt_twice() -
         again = run("measure", url, *QUICK, "--json", "--seed", "7")
         stale = run("measure", url, *QUICK, "--json", "--seed", "7")
     assert [json.loads(line)["label"] for line in done.stdout.splitlines()] == ["generate", "structured"]
-    assert (done.exit_code, again.exit_code, stale.exit_code) == (0, 0, 4)
+    assert code(done, again, stale) == [0, 0, 4]
     assert "cold_prefix" in json.loads(stale.stdout)["reason"]
 
 
@@ -167,7 +173,6 @@ def test_measure_gives_one_line_of_json_a_workload_and_sends_no_prompt_twice() -
         ({"api_key": "k"}, (), "http_401"),
         ({}, ("--model", "other"), "it has m"),
         ({"lies": {"status": 429}}, (), "http_429"),
-        ({"lies": {"stalls_after": 0}}, ("--timeout", "0.5"), "stalled|window_over"),
         ({"lies": {"malformed": True}}, (), "malformed_sse"),
     ],
 )
@@ -175,15 +180,24 @@ def test_what_keeps_a_server_from_being_measured_is_told_and_ends_with_4(truth, 
     with serving(**QUIET | truth) as url:
         done = run("measure", url, *QUICK, *options)
     assert isinstance(done.exception, MeasurementFailed)
-    assert any(word in str(done.exception) for word in says.split("|")), done.exception
+    assert says in str(done.exception)
     assert done.exception.exit_code == 4
 
 
-def test_a_disproved_measurement_is_shown_and_ends_with_4() -> None:
-    with serving(**QUIET, lies={"cap": 6}) as url:
-        done = run("measure", url, *QUICK)
-    assert done.exit_code == 4
-    assert "output_length          FAILED" in done.stdout
+@pytest.mark.parametrize(
+    ("lies", "options", "proof"),
+    [
+        ({"cap": 6}, (), "output_length"),
+        ({"stalls_after": 1}, ("--timeout", "1"), "streams_finished"),
+        ({"dies_after": 1}, (), "streams_finished"),
+    ],
+)
+def test_a_disproved_measurement_is_shown_with_what_there_is_and_ends_with_4(lies, options, proof) -> None:
+    with serving(**QUIET, lies=lies) as url:
+        done = run("measure", url, *QUICK, *options)
+    assert code(done) == [4], done.output
+    assert f"{proof:22} FAILED" in done.stdout
+    assert "decode_tok_s" in done.stdout
 
 
 def test_a_key_comes_from_the_environment_and_goes_nowhere_else(monkeypatch) -> None:

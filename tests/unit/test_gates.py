@@ -7,15 +7,26 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from trial_records import trial
+from scripted_slot import ScriptedSlot
+from trial_records import trial, window
 
+from orchestrator.clock import SystemClock
+from orchestrator.engine_environment import EngineEnvironment
 from orchestrator.gates import GATES, broken_gates, check_gates
-from orchestrator.plan import Gates
+from orchestrator.launch_noise import LaunchNoise
+from orchestrator.plan import Gates, TuningPlan
+from orchestrator.slot import LaunchOrder
+from orchestrator.stability import StabilityRule
+from orchestrator.trial import TrialPlan, run_trial
+from orchestrator.tune import conclude
+from orchestrator.workload import Workload
 from search_spaces.configuration import Configuration
-from trackers.records import Check, Launch
+from trackers.records import Check, Launch, Measurement, StackFingerprint
 
 STOCK = Configuration(values={"drafter": "none"})
 TUNED = Configuration(values={"drafter": "mtp", "k": 2})
@@ -155,3 +166,91 @@ def test_one_launch_that_fails_a_gate_is_enough() -> None:
         measured(TUNED, "finalist", tools=False),
     ]
     assert broken_gates(records, STOCK) == {TUNED: ("tools",)}
+
+
+class GatedSlot(ScriptedSlot):
+    """A slot whose engine fails the gates named; the checks stand in the launch it closes."""
+
+    def __init__(self, fails: set[str]) -> None:
+        super().__init__(lambda order, workload, window: 100.0)
+        self.fails, self.asked, self.checks = fails, [], ()
+
+    def check_gates(self, names):
+        self.asked.append(tuple(names))
+        self.checks = tuple(Check(name=f"gate_{name}", passed=name not in self.fails) for name in names)
+        return self.checks
+
+    def stop(self) -> Launch | None:
+        closed = super().stop()
+        return closed and closed.model_copy(update={"checks": self.checks})
+
+
+def run(slot: GatedSlot, gates: tuple[str, ...]):
+    workload = Workload(name="edit", kind="edit", output_tokens=16)
+    plan = TrialPlan(
+        trial_id="t", study="s", number=0, role="search", configuration=TUNED, workloads=(workload,),
+        fingerprint=StackFingerprint(items={"vllm": "1"}), metric="decode_tok_s", gates=gates,
+        rule=StabilityRule(precision=0.05, min_windows=2, max_windows=3, min_launches=2, max_launches=2),
+        noise=lambda workload, metric: LaunchNoise(sd=0.02, dof=4), order=an_order,
+    )  # fmt: skip
+    return run_trial(plan, slot, Kept(), clock=SystemClock())
+
+
+def an_order(launch: int) -> LaunchOrder:
+    environment = EngineEnvironment(
+        key="k", requirement="vllm==1", version="1", python=Path("python"), directory=None, flavour="other",
+        lock_sha256="", packages={}, adopted=True,
+    )  # fmt: skip
+    return LaunchOrder(
+        environment=environment, model="m", args=(), run_dir=Path("x"), run_id="r", trial_id="t",
+        launch=launch, start_timeout_s=1.0,
+    )  # fmt: skip
+
+
+class Kept:
+    def launch(self, trial_id: str, launch: Launch) -> None: ...
+
+    def window(self, trial_id: str, window: Measurement) -> None: ...
+
+
+def test_a_trial_asks_once_a_launch_and_a_failed_gate_flags_but_does_not_disprove() -> None:
+    slot = GatedSlot({"min_p"})
+    record = run(slot, ("tools", "min_p"))
+    assert slot.asked == [("tools", "min_p")] * 2
+    assert record.state == "measured"
+    assert record.reason.endswith("; gate_min_p fails")
+    assert broken_gates([measured(STOCK, "incumbent", min_p=True), record], STOCK) == {TUNED: ("min_p",)}
+
+
+def test_without_gates_in_the_plan_nothing_is_asked() -> None:
+    slot = GatedSlot({"min_p"})
+    assert "gate" not in run(slot, ()).reason
+    assert slot.asked == []
+
+
+@pytest.mark.parametrize(("exclude", "winner"), [(False, TUNED), (True, STOCK)])
+def test_a_plan_can_keep_what_breaks_a_gate_from_being_the_peak(exclude, winner) -> None:
+    plan = TuningPlan.model_validate(
+        {
+            "name": "p", "model": "org/m", "engines": ["vllm==0.32.0"], "space": {"drafter": ["none", "mtp"]},
+            "workloads": [{"name": "edit", "kind": "edit"}],
+            "gates": {"names": ["min_p"], "exclude": exclude},
+        }
+    )  # fmt: skip
+    slow = replace_speed(measured(STOCK, "incumbent", min_p=True), 50.0)
+    fast = replace_speed(measured(TUNED, min_p=False), 90.0)
+
+    class Remembered:
+        def of(self, study: str):
+            return [slow, fast]
+
+    outcome = conclude(
+        [SimpleNamespace(engine="e", key="s", incumbent=STOCK, space=plan.space)], plan, Remembered()
+    )
+    assert outcome.peaks["e"]["edit"].configuration == winner
+    assert bool(outcome.peaks["e"]["edit"].set_aside) is exclude
+
+
+def replace_speed(record, speed: float):
+    windows = tuple(window(0, number, metrics={"decode_tok_s": speed + number / 100}) for number in range(5))
+    return record.model_copy(update={"windows": windows})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import httpx
 
@@ -17,8 +18,8 @@ from .engine_log import reported
 from .errors import MeasurementFailed
 from .load_client import measure_window
 from .metrics_page import MetricsPage, counters_between
-from .serve_line import ServeLine
-from .server_view import Served, read_page, view_server
+from .serve_line import ServeLine, is_secret
+from .server_view import Served, answer_json, ask, read_page, view_server
 from .workload import Workload
 
 __all__ = ["facts_from_url"]
@@ -63,9 +64,13 @@ def facts_from_url(
     words = shape.vocabulary if shape and shape.vocabulary else 32_000
     probe, missing = _capacity(served, labels, words, windows, load, api_key, clock)
     length = {"max_model_len": str(served.max_model_len)} if served.max_model_len else {}
+    # Only servers in development mode tell it; the first time they look at their whole installation.
+    told = answer_json(ask(url, "/server_info?config_format=json", api_key=api_key, timeout_s=30.0))
+    config = told.get("vllm_config")
+    info = config if isinstance(config, dict) else {}
     facts = assemble(
-        served.version, line, reported(log_text) or length, labels, _resolved(served) | length,
-        drafting_of(line, served.info, page), shape, weights=weights, card=card, probe=probe,
+        served.version, line, reported(log_text) or length, labels, _resolved(info) | length,
+        drafting_of(line, info, page), shape, weights=weights, card=card, probe=probe,
         windows=windows, counters=counters, cold=True, prompt_tokens=mean_prompt(windows),
     )  # fmt: skip
     failed = {check.name: check.detail for window in windows for check in window.disproved}
@@ -79,10 +84,11 @@ def facts_from_url(
     return facts, [text for text, holds in notes.items() if holds]
 
 
-def _resolved(served: Served) -> dict[str, str]:
-    """What took effect by the server's own dump, where it is in development mode."""
-    sections = [one for name in _SECTIONS if isinstance(one := served.info.get(name), dict)]
-    return {name: str(value) for one in sections for name, value in one.items() if is_scalar(value)}
+def _resolved(info: Mapping[str, Any]) -> dict[str, str]:
+    """What took effect, by the server's own dump of its configuration."""
+    sections = [one for name in _SECTIONS if isinstance(one := info.get(name), dict)]
+    pairs = [pair for one in sections for pair in one.items()]
+    return {name: str(value) for name, value in pairs if is_scalar(value) and not is_secret(name, value)}
 
 
 def _single_stream(

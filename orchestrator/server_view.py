@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import Field
-
 from trackers.records import Frozen
 
 from .errors import MeasurementFailed
@@ -26,17 +24,13 @@ _SHOWN = ("VLLM_CPU_KVCACHE_SPACE", "CUDA_VISIBLE_DEVICES")
 
 
 class Served(Frozen):
-    """A server that answers: `model` as requests name it, `root` as it was loaded.
-
-    `info` is the resolved configuration by section, which only servers in development mode tell.
-    """
+    """A server that answers: `model` as requests name it, `root` as it was loaded."""
 
     url: str
     model: str
     root: str = ""
     max_model_len: int | None = None
     version: str = ""
-    info: dict[str, Any] = Field(default_factory=dict)
 
 
 class LocalEngine(Frozen):
@@ -102,8 +96,6 @@ def view_server(
         )
     name = model or next(iter(named))
     length = named[name].get("max_model_len")
-    info = answer_json(ask(url, "/server_info?config_format=json", api_key=api_key, timeout_s=timeout_s))
-    config = info.get("vllm_config")
     return Served(
         url=url,
         model=name,
@@ -112,7 +104,6 @@ def view_server(
         version=str(
             answer_json(ask(url, "/version", api_key=api_key, timeout_s=timeout_s)).get("version") or ""
         ),
-        info=config if isinstance(config, dict) else {},
     )
 
 

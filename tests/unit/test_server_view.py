@@ -19,7 +19,7 @@ def test_a_server_is_known_by_its_model_length_and_version() -> None:
     with serving() as url:
         seen = view_server(f"{url}/v1")
         page = read_page(url)
-    assert (seen.model, seen.max_model_len, seen.version, seen.info) == ("m", 2048, "0.32.0", {})
+    assert (seen.model, seen.max_model_len, seen.version) == ("m", 2048, "0.32.0")
     assert page is not None
     assert page.has("vllm:request_success")
 

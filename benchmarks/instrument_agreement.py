@@ -28,14 +28,16 @@ COUNTED = ("num_drafts", "draft_tokens", "accepted_tokens")
 
 def vllm_bench(args: argparse.Namespace, workload: Workload, folder: Path) -> dict:
     """One run of `vllm bench serve` over all requests of window 0, warm-up and cool-down included."""
-    prompts = folder / "prompts.jsonl"
     requests = workload.requests(0)
-    prompts.write_text("".join(json.dumps({"prompt": each.body["prompt"]}) + "\n" for each in requests))
+    turns = [[{"value": each.body["prompt"]}, {"value": "an answer"}] for each in requests]
+    prompts = folder / "prompts.json"
+    # This format needs nothing that an engine's environment lacks (the plain one needs pandas).
+    prompts.write_text(json.dumps([{"conversations": turn} for turn in turns]))
     command = [
         args.engine_python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai",
         "--base-url", args.url, "--endpoint", "/v1/completions", "--model", args.model,
-        "--tokenizer", args.tokenizer, "--dataset-name", "custom", "--dataset-path", str(prompts),
-        "--custom-output-len", str(workload.output_tokens), "--skip-chat-template", "--disable-shuffle",
+        "--tokenizer", args.tokenizer, "--dataset-name", "sharegpt", "--dataset-path", str(prompts),
+        "--sharegpt-output-len", str(workload.output_tokens), "--disable-shuffle",
         "--num-prompts", str(len(requests)), "--max-concurrency", str(workload.in_flight), "--ignore-eos",
         "--temperature", "0", "--save-result", "--save-detailed", "--result-dir", str(folder),
         "--result-filename", "bench.json", "--disable-tqdm",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import httpx
 
+from search_spaces.configuration import Configuration
 from trackers.mlflow_layout import experiment_name, uid_of
 from trackers.records import TrialRecord
 from trackers.redaction import redactor
@@ -195,21 +196,24 @@ def _link(pair: Sequence[Shelf], found: Compared, ui: str | None) -> str:
     plan = kept_plan(pair[1].opened.plan)
     uri = store_uri(plan.tracking.uri if plan else None)
     base = ui or (uri if uri.startswith("http") else f"http://{HOST}:5000")
-    shown = {step.configuration for move in found.targets for step in move.steps}
-    runs, experiments = [], []
-    for shelf in pair:
-        with reading(shelf.opened.plan) as journal:
-            sent = journal.sent_runs(redactor(os.environ)(uri))
-        told = [r for r in shelf.records if r.configuration in shown and r.state == "measured"]
-        told.sort(key=lambda record: record.role != "finalist")
-        runs += [sent[uid] for r in told[:6] if (uid := uid_of(r.trial_id)) in sent]
-        try:
-            experiments.append(find_experiment(base, experiment_name(shelf.opened)))
-        except httpx.HTTPError:
-            experiments.append(None)
+    try:
+        experiments = [find_experiment(base, experiment_name(shelf.opened)) for shelf in pair]
+    except httpx.HTTPError:
+        experiments = []
     known = list(dict.fromkeys(filter(None, experiments)))
-    if not runs or not known:
+    shown = {step.configuration for move in found.targets for step in move.steps}
+    runs = [run for shelf in pair for run in _runs(shelf, shown, uri)] if known else []
+    if not runs:
         return (
             "`repeak ui` serves MLflow; while it runs, this command ends with a link to these trials there."
         )
     return compare_link(base.rstrip("/"), known, runs)
+
+
+def _runs(shelf: Shelf, shown: Collection[Configuration], uri: str) -> list[str]:
+    """MLflow's runs of the trials that stand in the tables, a few of each side, finalists first."""
+    with reading(shelf.opened.plan) as journal:
+        sent = journal.sent_runs(redactor(os.environ)(uri))
+    told = [r for r in shelf.records if r.configuration in shown and r.state == "measured"]
+    told.sort(key=lambda record: record.role != "finalist")
+    return [sent[uid] for r in told[:6] if (uid := uid_of(r.trial_id)) in sent]

@@ -11,7 +11,7 @@ from trackers.records import Estimate, Frozen, TrialRecord
 from .candidates import Candidate, Target, candidates, noise_of
 from .equivalence import Equivalence, equivalent, untouched
 from .errors import PlanError
-from .library import Shelf, plan_names, reading, shelves
+from .library import Shelf, glances, plan_names, whole
 from .peak import Comparison, Peak, beats
 from .plan import TuningPlan
 from .shift import PeakShift, judge_shift
@@ -113,33 +113,30 @@ def find_studies(*whats: str, plan: str | None = None) -> list[Shelf]:
     Raises:
         PlanError: One is not here.
     """
-    names = [plan] if plan else plan_names()
-    known: dict[str, list[tuple[str, tuple[str, str, str]]]] = {}
-    for name in names:
-        with reading(name) as journal:
-            studies = sorted(journal.studies().values(), key=lambda one: one.started_at)
-            # An engine's latest study with an ending comes last: one that has just begun tells nothing.
-            opened = sorted(studies, key=lambda one: bool(journal.closings(one.study)))
-        known[name] = [(o.study, (o.facts.get("engine", ""), o.study, o.fingerprint.key)) for o in opened]
-
-    def hit(name: str, what: str) -> str | None:
-        found = [study for study, keys in known[name] if what == keys[0]]
-        found = found or [
-            s for s, keys in known[name] if len(what) >= 4 and any(k.startswith(what) for k in keys[1:])
-        ]
-        return found[-1] if found else None
-
-    whole = next((name for name in names if all(hit(name, what) for what in whats)), None)
-    places = [whole or next((name for name in names if hit(name, what)), None) for what in whats]
-    for what, place in zip(whats, places, strict=True):
-        if place is None:
-            there = ", ".join(keys[0] for name in names[:3] for _, keys in known[name]) or "none yet"
+    seen: list[list[Shelf]] = []
+    for name in [plan] if plan else plan_names():
+        # An engine's latest study with an ending comes last: one that has just begun tells nothing.
+        seen.append(sorted(glances(name), key=lambda shelf: shelf.closed is not None))
+        found = [_hit(seen[-1], what) for what in whats]
+        if all(found):
+            return [shelf for shelf in found if shelf]
+    found = [next(filter(None, (_hit(shelves, what) for shelves in seen)), None) for what in whats]
+    for what, shelf in zip(whats, found, strict=True):
+        if shelf is None:
+            there = ", ".join(_name(one) for shelves in seen[:3] for one in shelves) or "none yet"
             raise PlanError(f"There is no study {what!r} here.", f"Engines of the latest plans: {there}.")
-    on_shelf = {name: shelves(name) for name in set(places) if name}
-    keys = [hit(place, what) for place, what in zip(places, whats, strict=True) if place]
-    return [
-        next(s for s in on_shelf[str(p)] if s.opened.study == k) for p, k in zip(places, keys, strict=True)
-    ]
+    return [shelf for shelf in found if shelf]
+
+
+def _name(shelf: Shelf) -> str:
+    return shelf.opened.facts.get("engine", shelf.opened.fingerprint.engine)
+
+
+def _hit(shelves: Sequence[Shelf], what: str) -> Shelf | None:
+    exact = [one for one in shelves if what == _name(one)]
+    keys = [(one, (one.opened.study, one.opened.fingerprint.key)) for one in shelves]
+    begun = [one for one, both in keys if len(what) >= 4 and any(key.startswith(what) for key in both)]
+    return next(reversed(exact or begun), None)
 
 
 def compare(old: Shelf, new: Shelf, plan: TuningPlan | None = None) -> Compared:
@@ -156,10 +153,9 @@ def compare(old: Shelf, new: Shelf, plan: TuningPlan | None = None) -> Compared:
     other = {name for name in traffic[0] if traffic[0][name] != traffic[1].get(name)}
     notes = [f"{name} is not the same traffic on both sides: left out" for name in sorted(other)]
     told = {name: peak for name, peak in before.items() if not other & set(peak.target.workloads)}
-    names = [shelf.opened.facts.get("engine", shelf.opened.fingerprint.engine) for shelf in (old, new)]
     return Compared(
-        old=names[0],
-        new=names[1],
+        old=_name(old),
+        new=_name(new),
         old_study=old.opened.study,
         new_study=new.opened.study,
         model=new.opened.model,
@@ -174,7 +170,7 @@ def compare(old: Shelf, new: Shelf, plan: TuningPlan | None = None) -> Compared:
 
 def _target(peak: Peak, after: Peak | None, old: Shelf, new: Shelf, lens: Lens) -> TargetMove:
     target, then = peak.target, peak.configuration
-    sides = [_telling(shelf.records, target) for shelf in (old, new)]
+    sides = [whole(shelf.opened.plan, _telling(shelf.records, target)) for shelf in (old, new)]
     fields = [{c.configuration: c for c in candidates(side, target, lens.rule)} for side in sides]
     noise = noise_of([c for field in fields for c in field.values()], lens.prior)
 

@@ -227,6 +227,8 @@ def _cluster_settings(directory: Path) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Despite its name this is what makes a Linux cluster of one host listen on loopback only.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    # A call that was abandoned on Ctrl-C has no one to tell its error to.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     # Workers are niced by 15 otherwise, and so would be every engine that one starts.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

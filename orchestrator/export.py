@@ -93,7 +93,11 @@ def export(one: Serving, kind: str) -> str:
 def as_line(one: Serving) -> str:
     """A shell command, one flag a line."""
     words = [*(f"{name}={shlex.quote(text)}" for name, text in one.env.items()), "vllm serve"]
-    flags = [shlex.join([name, *values]) for name, values in one.pairs]
+    # A value that opens with a dash would be read as the next flag.
+    flags = [
+        shlex.join([f"{name}={values[0]}"] if values and values[0].startswith("-") else [name, *values])
+        for name, values in one.pairs
+    ]
     return " \\\n  ".join([" ".join([*words, shlex.quote(one.model)]), *flags]) + "\n"
 
 

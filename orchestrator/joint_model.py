@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,9 +123,8 @@ class JointModel:
         means, covariances = [], []
         for one in itertools.compress(self._mixture, weights > _UNLIKELY):
             k = f_cross + _change(self._space, cross, one.sizes) * new
-            v = linalg.solve_triangular(one.factor, k, lower=True, check_finite=False)
             means.append(k.T @ one.alpha + asked.tokens + self._level)
-            covariances.append(f_own + _change(self._space, own, one.sizes) - v.T @ v)
+            covariances.append(f_own + _change(self._space, own, one.sizes) - k.T @ one.inverse @ k)
         kept = weights[weights > _UNLIKELY]
         return Forecast(np.array(means), np.array(covariances), kept / kept.sum())
 
@@ -179,6 +179,10 @@ class _Component:
     factor: _Array
     alpha: _Array
 
+    @cached_property
+    def inverse(self) -> _Array:
+        return np.asarray(linalg.cho_solve((self.factor, True), np.eye(len(self.alpha)), check_finite=False))
+
 
 @dataclass(frozen=True)
 class _Points:
@@ -205,9 +209,7 @@ def _points(space: SearchSpace, readings: Sequence[Reading], rates: tuple[Rates,
         drafter=np.array([one.drafter for one in asked], dtype=np.str_),
         k=np.array([float(one.k) for one in asked]),
         tokens=np.array([math.log1p(sum(_accepted(one, *rates))) for one in asked]),
-        knobs={
-            knob.name: np.array([_place(knob, one.values.get(knob.name)) for one in asked]) for knob in knobs
-        },
+        knobs={knob.name: _places(knob, [one.values.get(knob.name) for one in asked]) for knob in knobs},
     )
 
 
@@ -242,13 +244,14 @@ def _extended(rates: Sequence[float], k: int) -> list[float]:
     return found
 
 
-def _place(knob: Knob, value: Scalar | None) -> float:
-    """Where a value stands on its knob: 0 to 1 along a grid of numbers, else a whole number a choice."""
+def _places(knob: Knob, values: Sequence[Scalar | None]) -> _Array:
+    """Where values stand on a knob: 0 to 1 along a grid of numbers, else a whole number a choice."""
     grid = knob.grid()
-    if value is None or not knob.ordered or isinstance(value, bool | str):
-        return float(grid.index(value)) if value in grid else -1.0
+    if not knob.ordered:
+        return np.array([float(grid.index(one)) if one in grid else -1.0 for one in values])
     numbers = sorted(float(one) for one in grid)
-    return float(np.interp(float(value), numbers, np.linspace(0, 1, len(numbers))))
+    known = [float(one) if isinstance(one, int | float) else math.nan for one in values]
+    return np.nan_to_num(np.interp(known, numbers, np.linspace(0, 1, len(numbers))), nan=-1.0)
 
 
 def _parts(space: SearchSpace, a: _Points, b: _Points) -> dict[str, _Array]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from trackers.entries import StudyClosed, StudyOpened
 from trackers.journal import Journal
+from trackers.journal_summary import Summary, summary
 from trackers.records import Frozen, TrialRecord
 
 from .errors import PlanError
 from .home import home
 
-__all__ = ["Shelf", "find_plan", "find_trial", "plan_names", "shelves"]
+__all__ = ["Shelf", "find_plan", "find_trial", "glances", "plan_names", "reading", "shelves", "whole"]
+
+_LONG = 20_000_000  # bytes of a journal that is not read whole to be looked at
 
 
 class Shelf(Frozen):
@@ -53,6 +57,45 @@ def shelves(plan: str) -> list[Shelf]:
                 )
             )
     return sorted(found, key=lambda shelf: shelf.opened.started_at)
+
+
+def glances(plan: str) -> list[Shelf]:
+    """The same for whoever looks: a long journal's trials come without their windows (see `whole`)."""
+    short = _short(plan)
+    if short is None:
+        return shelves(plan)
+    found = [
+        Shelf(
+            opened=opened,
+            records=tuple(record for record in short.trials if record.study == key),
+            closed=short.closings.get(key),
+        )
+        for key, opened in short.studies.items()
+    ]
+    return sorted(found, key=lambda shelf: shelf.opened.started_at)
+
+
+def whole(plan: str, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Trials with their windows, as they were written."""
+    ids = [record.trial_id for record in records if not record.windows and record.launches]
+    short = _short(plan) if ids else None
+    read = {record.trial_id: record for record in short.whole(ids)} if short else {}
+    return [read.get(record.trial_id, record) for record in records]
+
+
+@functools.lru_cache(maxsize=4)
+def _summary(directory: Path, _size: int) -> Summary:
+    return summary(directory)
+
+
+def _short(plan: str) -> Summary | None:
+    """The summary of a journal long enough to need one."""
+    directory = home() / "journals" / plan
+    size = (directory / "journal.jsonl").stat().st_size
+    try:
+        return _summary(directory, size) if size > _LONG else None
+    except (OSError, ValueError):
+        return None
 
 
 def find_plan(what: str) -> str | None:

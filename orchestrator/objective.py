@@ -34,11 +34,15 @@ def targets(objective: Objective, workloads: Sequence[str]) -> tuple[Target, ...
             Target(name=name, metric=objective.metric, workloads=(name,), lower_is_better=lower)
             for name in workloads
         )
-    return (
-        Target(
-            name=objective.over, metric=objective.metric, workloads=tuple(workloads), lower_is_better=lower
-        ),
+    joined = Target(
+        name=objective.over,
+        metric=objective.metric,
+        workloads=tuple(workloads),
+        lower_is_better=lower,
+        join="worst" if objective.over == "robust" else "mean",
+        weights=tuple(objective.weights.get(name, 0.0) for name in workloads) if objective.weights else (),
     )
+    return (joined,)
 
 
 def limits(record: TrialRecord, objective: Objective, workloads: Sequence[str]) -> dict[str, float]:

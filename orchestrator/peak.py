@@ -113,8 +113,8 @@ def contenders(
 ) -> tuple[Configuration, ...]:
     """The configurations worth launching afresh: within 1.5 delta of the best, best first, at most so many.
 
-    With several boards (one a workload) each gives its best in turn, and each best is in. The incumbent,
-    where it was measured, comes on top: it is what the others are compared with.
+    With several boards (one a workload) each gives its best in turn, in their order. The incumbent, where it
+    was measured, comes on top: it is what the others are compared with.
     """
     lists = []
     for target, field in boards:
@@ -123,7 +123,7 @@ def contenders(
         zone = best - _ZONE * math.log1p(delta)
         lists.append([c.configuration for c in standing if target.score(c.evidence) >= zone])
     turns = chain.from_iterable(zip_longest(*lists))
-    chosen = list(dict.fromkeys(c for c in turns if c is not None))[: max(at_most, len(lists))]
+    chosen = list(dict.fromkeys(c for c in turns if c is not None))[:at_most]
     measured = {c.configuration for _, field in boards for c in field}
     return tuple(dict.fromkeys([*chosen, *([incumbent] if incumbent in measured else [])]))
 

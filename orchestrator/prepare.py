@@ -130,7 +130,9 @@ def _study(name: str, held: _Held) -> Study:
     key = study_key(plan, stack, held.flags)
     incumbent = None
     if plan.incumbent is not None:
-        incumbent, _ = incumbent_configuration(plan.incumbent, held.space, held.flags)
+        incumbent, _ = incumbent_configuration(
+            plan.incumbent, held.space, held.flags, plan.serve.env
+        )
     return Study(
         engine=name,
         key=key,

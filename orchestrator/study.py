@@ -115,7 +115,9 @@ def attempt(
     if record.state == "interrupted":
         raise Interrupted(record.reason, "Run the same command again to go on.")
     failure = record.failure
-    if failure is not None and failure.kind == "environment":
+    # A package that only this drafter needs says nothing of the environment.
+    own = failure is not None and failure.cause == "missing_package" and configuration.drafter != "none"
+    if failure is not None and failure.kind == "environment" and not own:
         raise EnvironmentBroken(
             f"{study.engine}: {failure.message}",
             f"This is not a matter of the configuration ({failure.cause}): {failure.evidence}",

@@ -87,7 +87,7 @@ def generate_prompt(rng: random.Random, tokens: int) -> tuple[str, str]:
 
 
 def edit_prompt(rng: random.Random, tokens: int, output_tokens: int) -> tuple[str, str]:
-    """A text to return with its first word changed: (prompt, how the answer begins); it outlasts the answer."""
+    """A text to return with its first word changed: (prompt, how the answer begins); outlasts the answer."""
     # One word is at least one token, so a text of this many words outlasts the answer under any tokenizer.
     wanted = max(float(tokens), (output_tokens + 30) * _TOKENS_PER_WORD)
     text = " ".join(story(rng, int(wanted)))

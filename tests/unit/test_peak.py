@@ -160,7 +160,8 @@ def test_each_workload_sends_its_best_to_the_finals_in_turn() -> None:
         (FAST, [seen(K2, 50), seen(K4, 51), seen(K8, 100)]),
         (SOON, [seen(NONE, 5), seen(K8, 9)]),
     ]
-    assert contenders(boards, 0.01, 1) == (K2, K8, NONE)
+    assert contenders(boards, 0.01, 1) == (K2,), "what finals cost is the plan's to say"
+    assert contenders(boards, 0.01, 3) == (K2, K8, NONE)
     assert contenders(boards, 0.01, 4) == (K2, K8, NONE, K4)
 
 

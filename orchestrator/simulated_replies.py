@@ -34,7 +34,7 @@ class Asked:
 def asked_of(body: Mapping[str, Any]) -> Asked:
     """Raises KeyError where there is neither a prompt nor messages."""
     messages = body.get("messages")
-    given = "\n".join(map(_content, messages)) if messages else _text(body["prompt"])
+    given = "\n".join(map(_content, messages)) if messages else body["prompt"]
     if isinstance(given, list) and given and isinstance(given[0], str | list):
         given = given[0]
     text = given if isinstance(given, str) else ""
@@ -83,8 +83,3 @@ def _instance(schema: Mapping[str, Any], text: str) -> Any:
     places = re.findall(r"\bin ([A-Z]\w+)", text)
     known = {"string": places[-1] if places else "text", "boolean": True, "null": None}
     return known.get(kind, schema.get("minimum", 1))
-
-
-def _text(prompt: object) -> str:
-    """A prompt of token ids has a word for each."""
-    return " ".join(map(str, prompt)) if isinstance(prompt, list) else str(prompt)

@@ -104,7 +104,8 @@ def others(args: argparse.Namespace, url: str, folder: str) -> dict[str, list[st
         found["guidellm"] = [
             args.guidellm, "run", "--backend", f"kind=openai_http,target={url},model=m",
             "--profile", f"kind=concurrent,streams={FLIGHT}",
-            "--constraint", f"kind=max_requests,count={REQUESTS}", "--tokenizer", f"kind=hf_auto,model={args.tokenizer}",
+            "--constraint", f"kind=max_requests,count={REQUESTS}",
+            "--tokenizer", f"kind=hf_auto,model={args.tokenizer}",
             "--data", f"kind=synthetic_text,prompt_tokens=8,output_tokens={TOKENS}",
             "--output", f"kind=json,path={folder}/guidellm.json", "--disable-progress",
         ]  # fmt: skip

@@ -22,7 +22,7 @@ from orchestrator.load_metrics import Sample, client_metrics
 from orchestrator.load_window import Traffic, send_window
 from orchestrator.workload import Workload
 
-TTFT_MS, ITL_MS, TOKENS = 40.0, 6.0, 48
+TTFT_MS, ITL_MS, TOKENS = 60.0, 15.0, 48
 FAMILIES = ("ttft", "itl", "tpot", "e2el")
 
 
@@ -31,7 +31,7 @@ def stamped(traffic: Traffic) -> list[Sample]:
     found = []
     for sample, (exchange,) in zip(traffic.samples(), traffic.answers, strict=True):
         chunks = [json.loads(data) for _, data in exchange.events() if data != b"[DONE]"]
-        found.append(replace(sample, token_ns=[each["stamp"] for each in chunks if "stamp" in each]))
+        found.append(replace(sample, token_ns=[int(each["stamp"]) for each in chunks if "stamp" in each]))
     return found
 
 

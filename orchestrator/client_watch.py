@@ -27,6 +27,10 @@ class ClientWatch(selectors.DefaultSelector):
         self._cpu = time.thread_time()
         self._queued = _run_queue()
 
+    def woken_ns(self) -> int:
+        """When the loop last woke: what it reads in this turn had arrived by then."""
+        return self._since_ns
+
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         busy = time.monotonic_ns() - self._since_ns
         self._busy_ns += busy

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Callable
+from functools import partial
 from urllib.parse import urlsplit
 
 from .errors import MeasurementFailed
@@ -48,6 +50,7 @@ class StreamClient:
         key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         self.fields = f"Host: {url.netloc.rpartition('@')[2]}\r\n{key}Accept: */*\r\n"
         self.connect_timeout_s = connect_timeout_s
+        self.arrived_ns: Callable[[], int] = time.monotonic_ns
         self.stall_s = stall_s
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
@@ -93,10 +96,11 @@ class StreamClient:
             if connection.reusable:
                 return connection
         loop = asyncio.get_running_loop()
+        make = partial(Connection, self.arrived_ns)
         exchange.sent_ns = time.monotonic_ns()
         try:
             async with asyncio.timeout(self.connect_timeout_s):
-                made = await loop.create_connection(Connection, self.host, self.port, ssl=self.context)
+                made = await loop.create_connection(make, self.host, self.port, ssl=self.context)
         except ssl.SSLError as error:
             exchange.error, exchange.detail = "tls", str(error)
         except TimeoutError:

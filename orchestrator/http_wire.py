@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 __all__ = ["Connection", "Exchange"]
@@ -60,9 +61,10 @@ class Exchange:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection, one exchange at a time."""
+    """One keep-alive connection, one exchange at a time; `arrived_ns` dates what is being read."""
 
-    def __init__(self) -> None:
+    def __init__(self, arrived_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.arrived_ns = arrived_ns
         self.transport: asyncio.Transport
         self.exchange = Exchange()
         self.done: asyncio.Future[None] | None = None
@@ -89,7 +91,7 @@ class Connection(asyncio.Protocol):
         return self.done
 
     def data_received(self, data: bytes) -> None:
-        now = self.heard_ns = time.monotonic_ns()
+        now = self.heard_ns = self.arrived_ns()
         if self.done is None:
             self.drop()
             return

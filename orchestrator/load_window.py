@@ -88,6 +88,7 @@ def send_window(
         MeasurementFailed: Unreachable, TLS, or a key that is refused, before anything was sent.
     """
     watch = ClientWatch()
+    client.arrived_ns = watch.woken_ns
     traffic = Traffic(workload, model, workload.requests(window))
     traffic.answers = [[] for _ in traffic.requests]
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(watch)) as runner:

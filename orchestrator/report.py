@@ -178,10 +178,8 @@ def report_text(report: Report) -> str:
     lines = [f"{report.plan}: {report.model} on {report.machine}"]
     lines += ["REHEARSAL: simulated engines, these numbers mean nothing"] if report.simulated else []
     for one in report.answers:
-        lines += [
-            "",
-            f"{one.target.name} on {one.engine} (stack {one.stack}): {one.peak.configuration.label()}",
-        ]
+        head = f"{one.target.name} on {one.engine} (stack {one.stack}): {one.peak.configuration.label()}"
+        lines += ["", *wrap(head, WIDTH, subsequent_indent="  ")]
         for said in (one.better, one.sure, one.evidence):
             lines += wrap(said, WIDTH, initial_indent="  ", subsequent_indent="    ")
         lines += [f"  {line}" for line in one.command.splitlines()]

@@ -47,10 +47,11 @@ class Effort:
     gain_moved: float
     hopeless: float
     rivals: int
+    finals: int
 
 
-FAST = Effort(calm=9, most=13, gain=0.5, gain_moved=0.15, hopeless=0.4, rivals=1)
-THOROUGH = Effort(calm=14, most=19, gain=0.3, gain_moved=0.1, hopeless=2.0, rivals=3)
+FAST = Effort(calm=10, most=14, gain=0.5, gain_moved=0.15, hopeless=0.4, rivals=1, finals=3)
+THOROUGH = Effort(calm=14, most=19, gain=0.3, gain_moved=0.1, hopeless=2.0, rivals=3, finals=5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,27 +248,55 @@ class _Now:
         return Step(found, "probe", "the old peak does not run here")
 
     def coverage(self) -> Step | None:
-        """Every other drafter once, at its best k: one that changed shows in no other way."""
-        if self.finishing or not self.here:
+        """Every other drafter once, at its best k, then every other knob: what changed shows in no other way."""
+        if self.finishing or not self.here or self.spent >= self.frame.effort.most:
             return None
-        base = self.best if self.lost else self.peak
+        return self._another_drafter() or self._another_knob()
+
+    def _another_drafter(self) -> Step | None:
         visited = {one.configuration.drafter for one in self.new.records}
+        measured = {c.drafter for c, _ in self.old.readings}
         paths: dict[str, list[Configuration]] = {}
-        for one in _drafting(self.frame.space, base):
+        for one in _drafting(self.frame.space, self.base):
             if one.drafter not in visited and not self.refused(one):
                 paths.setdefault(one.drafter, []).append(one)
-        measured = {c.drafter for c, _ in self.old.readings}
         for drafter, path in paths.items():
             if drafter not in measured:
                 return Step(path[min(len(path) - 1, 4)], "probe", f"{drafter} was never measured")
         gaps: list[tuple[float, Configuration]] = []
         for path in paths.values():
-            means = self.model.forecast([*path, base]).mean
+            means = self.model.forecast([*path, self.base]).mean
             gaps.append((float(means[:-1].max() - means[-1]), path[int(means[:-1].argmax())]))
-        gap, found = max(gaps, key=lambda pair: pair[0], default=(-math.inf, base))
+        gap, found = max(gaps, key=lambda pair: pair[0], default=(-math.inf, self.base))
         if gap < -self.frame.effort.hopeless:
             return None
         return Step(found, "probe", f"{found.drafter} may have changed")
+
+    def _another_knob(self) -> Step | None:
+        """The knob not yet turned that promises most, at its most promising value."""
+        base, gains = self.base, self.gains[0]
+        turned = {
+            name
+            for one in self.new.records
+            if one.configuration.drafter == base.drafter
+            for name in _differing(one.configuration, base)
+        }
+        left = [
+            (gain, one, names)
+            for gain, one in zip(gains, self.options, strict=True)
+            if one.drafter == base.drafter
+            and len(names := _differing(one, base)) == 1
+            and not names & turned
+        ]
+        if not left or self.spent >= self.frame.effort.calm:
+            return None
+        _, found, (name,) = max(left, key=lambda each: each[0])
+        return Step(found, "probe", f"{name} may have changed")
+
+    @property
+    def base(self) -> Configuration:
+        """What probes are one knob away from."""
+        return self.best if self.lost else self.peak
 
     @cached_property
     def options(self) -> list[Configuration]:
@@ -309,7 +338,7 @@ class _Now:
 
     def finals(self) -> Step | None:
         """The best launched afresh, the old peak in turn where drift could explain the lead."""
-        most = finalist_launches(self.noise)
+        most = min(self.frame.effort.finals, finalist_launches(self.noise))
         for rival in self._rivals():
             fresh = self.new.times(rival, "finalist")
             if fresh >= most or (fresh >= 2 and self._shown(rival)):
@@ -373,6 +402,10 @@ class _Now:
             defaults=frame.space.defaults.values,
         )
         return Verdict(shift, peak)
+
+
+def _differing(one: Configuration, other: Configuration) -> set[str]:
+    return {name for name in one.values.keys() | other.values.keys() if one.values.get(name) != other.values.get(name)}
 
 
 def _drafting(space: SearchSpace, base: Configuration) -> Iterator[Configuration]:

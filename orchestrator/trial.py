@@ -131,6 +131,8 @@ def _launches(
         plan.say(f"launch {number + 1}: starting")
         report = slot.launch(plan.order(number))
         failure = report.launch.failure
+        # On record while it runs, so that a run that dies now has still used this launch.
+        remember.launch(plan.trial_id, report.launch)
         try:
             if failure is None:
                 run.live.update(report.live)

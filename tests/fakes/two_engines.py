@@ -1,4 +1,4 @@
-"""A journal as a tune of two engines leaves it: a truth, noise at both levels, finalists, peaks, plan beside it."""
+"""A journal as a tune of two engines leaves it: a truth, noise at both levels, finalists, peaks, the plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ def plan(name: str = "plan", **changes: Any) -> TuningPlan:
         "space": {
             "drafter": {"none": {}, "ngram": {"k": [2, 4, 8]}},
             "max_num_seqs": [8, 16],
-            "atomic_add": {"env": "VLLM_MARLIN_USE_ATOMIC_ADD", "choices": [0, 1], "default": 0, "says": "Atomic."},
+            "atomic_add": {
+                "env": "VLLM_MARLIN_USE_ATOMIC_ADD",
+                "choices": [0, 1],
+                "default": 0,
+                "says": "Atomic.",
+            },
         },
         "precision": {"relative": "2%", "min_windows": 3, "max_windows": 5, "launch_noise": "1%"},
     }
@@ -142,7 +147,7 @@ def write(
     anchors: int = 2,
     extra: Iterable[TrialRecord] = (),
 ) -> Path:
-    """The journal's folder. Each engine: the space once, then the two best and the incumbent afresh, the old peak again."""
+    """The journal's folder. Each engine: the space once, the two best and the incumbent afresh."""
     wanted = wanted or plan()
     folder = home / "journals" / wanted.name
     with Journal(folder) as journal:
@@ -169,7 +174,9 @@ def write(
                 for n, (role, one) in enumerate(launches)
             ]
             for one in [*records, *(r for r in extra if r.study == study)]:
-                journal.begin(TrialStarted(**{name: getattr(one, name) for name in TrialStarted.model_fields}))
+                journal.begin(
+                    TrialStarted(**{name: getattr(one, name) for name in TrialStarted.model_fields})
+                )
                 journal.trial(one)
             close(journal, study, records, wanted)
     return folder

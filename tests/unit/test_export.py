@@ -20,7 +20,7 @@ from orchestrator.export import Serving, export, k_schedule, serving
 from orchestrator.serve_line import parse_serve_line
 from search_spaces.configuration import Configuration
 
-HOSTILE = 'a "b" $HOME `x` %h \\ \'c\' é'
+HOSTILE = "a \"b\" $HOME `x` %h \\ 'c' é"
 
 # The part of the compose specification that is used here.
 COMPOSE = {

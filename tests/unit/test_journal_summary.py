@@ -51,7 +51,9 @@ def test_a_summary_of_another_journal_is_made_anew(tmp_path: Path) -> None:
     assert [one.trial_id for one in summary(tmp_path).trials] == ["t7"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"nonsense\n", b"repeak summary 1\tx\n", b"repeak summary 1\t99\nstudy\n"])
+@pytest.mark.parametrize(
+    "damage", [b"", b"nonsense\n", b"repeak summary 1\tx\n", b"repeak summary 1\t99\nstudy\n"]
+)
 def test_a_damaged_summary_costs_nothing_but_time(tmp_path: Path, damage: bytes) -> None:
     write(tmp_path, 0, 2)
     summary(tmp_path)

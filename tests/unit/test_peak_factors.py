@@ -68,7 +68,9 @@ def test_only_what_no_finalist_stands_for_is_lacking(studied) -> None:
     runs = lacking(at, design, lambda name: records[name])
     cells = [at.cell(design, run)[1].label() for run in runs]
     assert "ngram k=8, atomic_add=0, max_num_seqs=16" not in cells, "the new peak was launched as a finalist"
-    assert "ngram k=2, atomic_add=0, max_num_seqs=8" in cells, "the old peak was only searched on the new engine"
+    assert "ngram k=2, atomic_add=0, max_num_seqs=8" in cells, (
+        "the old peak was only searched on the new engine"
+    )
     assert {at.cell(design, run)[0] for run in runs} == {NEW}
 
 
@@ -94,7 +96,7 @@ def test_effects_of_a_whole_design_are_the_truth_s(studied) -> None:
 
 
 def test_the_engine_is_a_factor_only_when_asked(studied) -> None:
-    ends, records, _, _ = studied
+    ends, _records, _, _ = studied
     assert "engine" not in {factor.name for factor in ends().design().factors}
     at = ends(engine=True)
     design = at.design()

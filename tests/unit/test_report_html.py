@@ -18,7 +18,9 @@ from orchestrator.report_charts import Bar, Chart, Series
 from orchestrator.report_figures import draw_png, draw_svg
 from orchestrator.report_html import report_at_end, report_html, write_figures
 
-HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\n\t$x^2$ \x00\x1b[31m\U0001f600{{7*7}}"
+HOSTILE = (
+    "\"'><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\n\t$x^2$ \x00\x1b[31m\U0001f600{{7*7}}"
+)
 LONG = "x" * 10_000
 
 
@@ -75,11 +77,12 @@ def test_every_picture_has_words_and_is_an_svg(home: Path) -> None:
 
 def test_hostile_text_injects_nothing_and_breaks_nothing(home: Path) -> None:
     one = two.configuration("ngram", 8, **{"serve.chat_template": HOSTILE, "serve.served_model_name": LONG})
+    nothing = {"windows": (), "estimates": {}}
     bad = [
         two.record("bpla00000000", 300, NEW, one, 210.0, role="finalist", reason=HOSTILE),
-        two.record("bpla00000000", 301, NEW, one, 1.0, state="refused", reason=HOSTILE + LONG, windows=(), estimates={}),
-    ]  # fmt: skip
-    plain, page = Page(html(home)), None
+        two.record("bpla00000000", 301, NEW, one, 1.0, state="refused", reason=HOSTILE + LONG, **nothing),
+    ]
+    plain = Page(html(home))
     two.write(home / "other", extra=bad)
     found = build_report(shelves("plan"), None)
     stack = {**next(iter(found.stacks.values())), HOSTILE: HOSTILE}
@@ -111,9 +114,8 @@ def test_a_chart_of_hostile_names_is_well_formed_xml_without_a_door(kind) -> Non
 
 
 def test_a_picture_follows_light_and_dark() -> None:
-    chart = Chart(
-        title="t", says="", kind="line", x="k", y="y", series=(Series(name="a", bars=(Bar(at=1.0, value=1.0),)),)
-    )  # fmt: skip
+    series = (Series(name="a", bars=(Bar(at=1.0, value=1.0),)),)
+    chart = Chart(title="t", says="", kind="line", x="k", y="y", series=series)
     text = draw_svg(chart)
     assert "@media (prefers-color-scheme:dark)" in text
     assert "var(--v0000c1)" in text

@@ -50,7 +50,7 @@ def configuration(drafter: str = "none", k: int = 0, **others: Any) -> Configura
 
 
 def moved(engine: str, one: Configuration) -> float:
-    """Decode tok/s: k = 2 is the old peak, k = 8 the new; the new engine is a tenth faster without drafting."""
+    """Decode tok/s: k = 2 is the old peak, k = 8 the new; a tenth faster without drafting."""
     if one.drafter == "none":
         return 100.0 if engine == OLD else 110.0
     old = {2: 140.0, 4: 125.0, 8: 110.0}

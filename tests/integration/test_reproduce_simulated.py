@@ -1,4 +1,4 @@
-"""A rehearsed study from tune to report: attribute launches what is lacking, reproduce says within or outside."""
+"""From a rehearsed tune to its report: attribute launches what is lacking, reproduce says within or outside."""
 
 from __future__ import annotations
 

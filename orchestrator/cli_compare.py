@@ -65,9 +65,7 @@ def compare_command(old: str, new: str, *, plan: str | None, ui: str | None, as_
 @click.option("--from-records", is_flag=True, help="Launch nothing: what is measured already decides.")
 @click.option("--address", help="Join this Ray cluster instead of starting a local one.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-def attribute(
-    plan_name: str, *, address: str | None, from_records: bool, as_json: bool, **asked: object
-) -> None:
+def attribute(plan_name: str, *, address: str | None, from_records: bool, as_json: bool, **asked: object) -> None:
     """Say which changed setting moved the number: a factorial between the old peak and the new.
 
     \b
@@ -87,9 +85,7 @@ def attribute(
 @click.command()
 @click.argument("plan_name", metavar="PLAN")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write one self-contained HTML file.")
-@click.option(
-    "--figures", type=click.Path(path_type=Path), help="Write each picture into this folder, SVG and PNG."
-)
+@click.option("--figures", type=click.Path(path_type=Path), help="Write each picture into this folder, SVG and PNG.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def report(plan_name: str, *, output: Path | None, figures: Path | None, as_json: bool) -> None:
     """What to run, how much better, how sure, on what evidence: as text, or as one HTML file.
@@ -140,15 +136,12 @@ def _ends(
     names = list(have)
     first, last = old or (names[0] if names else ""), new or (names[-1] if names else "")
     if first == last or first not in have or last not in have:
-        raise PlanError(
-            "It takes two engines with a peak each.", f"Peaks are known of: {', '.join(names) or 'none'}."
-        )
+        raise PlanError("It takes two engines with a peak each.", f"Peaks are known of: {', '.join(names) or 'none'}.")
     both = [name for name in have[first] if name in have[last] and target in (None, name)]
     if not both:
         raise PlanError(f"Both have no peak of {target}.", f"There are: {', '.join(have[first])}.")
     return [
-        Ends(old=first, new=last, old_peak=have[first][name], new_peak=have[last][name], engine=engine)
-        for name in both
+        Ends(old=first, new=last, old_peak=have[first][name], new_peak=have[last][name], engine=engine) for name in both
     ]
 
 
@@ -176,9 +169,7 @@ def _launched(
             design = ends.design(replicates)
             if design is not None:
                 runs = lacking(ends, design, records)
-                bench.progress.line(
-                    f"{ends.new_peak.target.name}: {len(runs)} launches are lacking, {design.note}"
-                )
+                bench.progress.line(f"{ends.new_peak.target.name}: {len(runs)} launches are lacking, {design.note}")
                 for run in runs:
                     where, configuration = ends.cell(design, run)
                     attempt(by_name[where], bench, configuration, "attribute")
@@ -204,9 +195,7 @@ def _link(pair: Sequence[Shelf], found: Compared, ui: str | None) -> str:
     shown = {step.configuration for move in found.targets for step in move.steps}
     runs = [run for shelf in pair for run in _runs(shelf, shown, uri)] if known else []
     if not runs:
-        return (
-            "`repeak ui` serves MLflow; while it runs, this command ends with a link to these trials there."
-        )
+        return "`repeak ui` serves MLflow; while it runs, this command ends with a link to these trials there."
     return compare_link(base.rstrip("/"), known, runs)
 
 

@@ -28,9 +28,7 @@ __all__ = ["export_command", "import_command", "reproduce_command"]
 @click.option("--engine", help="Whose peak.  [default: the plan's last]")
 @click.option("--target", help="Of which target (a workload, or the joined one).  [default: the first]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write here.")
-def export_command(
-    plan_name: str, *, kind: str, engine: str | None, target: str | None, output: Path | None
-) -> None:
+def export_command(plan_name: str, *, kind: str, engine: str | None, target: str | None, output: Path | None) -> None:
     """Give a peak as a serve line, vLLM's YAML, a compose service, a systemd unit, or k by batch size.
 
     \b
@@ -93,9 +91,7 @@ def reproduce_command(
         with reading(name) as journal:
             opened = opened or journal.studies().get(record.study)
     if opened is None or record.state == "imported":
-        raise PlanError(
-            f"Trial {record.trial_id} belongs to no study here.", "Only our own are launched again."
-        )
+        raise PlanError(f"Trial {record.trial_id} belongs to no study here.", "Only our own are launched again.")
     plan = find_any_plan(plan_name or opened.plan)
     found, result = reproduce(
         record, plan, opened.facts.get("engine", ""), changes=dict(map(_setting, sets)), address=address
@@ -140,9 +136,7 @@ def _text(found: Reproduced) -> str:
 @click.command("import")
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 @click.option("--plan", default="imported", show_default=True, help="Under which name to keep them.")
-@click.option(
-    "--vllm", "version", default="unknown", help="The version that was measured: a result says none."
-)
+@click.option("--vllm", "version", default="unknown", help="The version that was measured: a result says none.")
 @click.option("--machine", default="elsewhere", show_default=True, help="Where it was measured.")
 def import_command(path: Path, *, plan: str, version: str, machine: str) -> None:
     """Bring results of `vllm bench serve` and `vllm bench sweep` into the journal. They are never a peak.
@@ -153,6 +147,4 @@ def import_command(path: Path, *, plan: str, version: str, machine: str) -> None
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}", plan):
         raise PlanError(f"{plan!r} cannot name a plan.", "Letters, digits, spaces, dots and dashes.")
     records = import_results(path, home() / "journals" / plan, plan=plan, version=version, machine=machine)
-    click.echo(
-        f"{len(records)} results are in {plan}: `repeak show {plan}`; `repeak sync` sends them to MLflow"
-    )
+    click.echo(f"{len(records)} results are in {plan}: `repeak show {plan}`; `repeak sync` sends them to MLflow")

@@ -161,9 +161,7 @@ def compare(old: Shelf, new: Shelf, plan: TuningPlan | None = None) -> Compared:
         model=new.opened.model,
         machine=new.opened.machine,
         moved=old.opened.fingerprint.diff(new.opened.fingerprint),
-        targets=tuple(
-            _target(peak, after.get(name), old, new, lens_of(plan, peak)) for name, peak in told.items()
-        ),
+        targets=tuple(_target(peak, after.get(name), old, new, lens_of(plan, peak)) for name, peak in told.items()),
         notes=tuple(notes),
     )
 
@@ -177,9 +175,7 @@ def _target(peak: Peak, after: Peak | None, old: Shelf, new: Shelf, lens: Lens) 
     def over(a: Candidate | None, b: Candidate | None) -> Comparison | None:
         lower = target.lower_is_better
         return (
-            None
-            if a is None or b is None
-            else beats(a.evidence, b.evidence, noise, lens.delta, lower_is_better=lower)
+            None if a is None or b is None else beats(a.evidence, b.evidence, noise, lens.delta, lower_is_better=lower)
         )
 
     def step(name: str, c: Configuration) -> Step:
@@ -248,9 +244,7 @@ def _stayed(
             for a, b, claim, declared in pairs:
                 if a and b and metric != target.metric:
                     found = equivalent(a, b, noise, _SAME * lens.delta)
-                    yield Unmoved(
-                        workload=workload, metric=metric, claim=claim, declared=declared, found=found
-                    )
+                    yield Unmoved(workload=workload, metric=metric, claim=claim, declared=declared, found=found)
 
 
 def _launched(records: Sequence[TrialRecord], one: Target, *shown: Configuration) -> list[TrialRecord]:

@@ -70,9 +70,7 @@ def _runs(file: Path) -> list[Mapping[str, Any]]:
     return [run for run in (data if isinstance(data, list) else [data]) if isinstance(run, dict)]
 
 
-def import_results(
-    path: Path, directory: Path, *, plan: str, version: str, machine: str
-) -> list[TrialRecord]:
+def import_results(path: Path, directory: Path, *, plan: str, version: str, machine: str) -> list[TrialRecord]:
     """Put results into a plan's journal; the same file twice is one record.
 
     Args:

@@ -26,12 +26,13 @@ _LEVEL, _SHIFT = 1.0, 0.5  # sds of what a stack's scores share, and of what a n
 # Amplitudes of the old surface's parts, in log units, where too little is known to fit them.
 _START, _KNOB = {"drafter": 0.3, "slope": 0.15, "waves": 0.03, "tokens": 0.15, "together": 0.02}, 0.04
 # How much of the shape may have changed, in log units: along a drafter's path, and anywhere else.
-_DRAFT, _REST = (0.01, 0.04, 0.12, 0.35), (0.005, 0.015, 0.05)
-_DRAFT_PRIOR, _REST_PRIOR = (0.06, 1.2), (0.012, 0.8)  # log-normal: median, sd
+_DRAFT, _REST = (0.01, 0.04, 0.12, 0.35), (0.004, 0.015, 0.06)
+_DRAFT_PRIOR, _REST_PRIOR = (0.06, 1.2), (0.015, 1.0)  # log-normal: median, sd
 # A cheaper draft token gains more the more of them there are, so most of a path's change is in its slope.
 _PATH = {"drafter": 0.4, "slope": 0.25}
-_LOCAL = {"waves": 1.0, "together": 0.5, "tokens": 0.0}
-_ORDERED = 0.5  # of a numeric knob's share against a choice's: caching or a backend changes sooner
+_LOCAL = {"waves": 2.0, "together": 0.25, "tokens": 0.0}
+_ORDERED, _CHOICE = 0.1, 0.3  # shares of knobs: a choice (caching, a backend) changes sooner than a number
+_EFFECT, _LARGEST = 12.0, 0.15  # an effect changes by so many times the size; what is larger changes no more
 _UNLIKELY = 0.01  # weight under which a size of change is left out of forecasts
 
 
@@ -87,6 +88,7 @@ class JointModel:
             what is left along k is smooth.
         sd: Launch noise, log units.
         scales: From `fit_scales`.
+        centre: What the effects of knobs are counted from: the old peak.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class JointModel:
         rates: tuple[Rates, Rates],
         sd: float,
         scales: Mapping[str, float],
+        centre: Configuration,
     ) -> None:
         self._space, self._rates, self._scales, self._old = space, rates, scales, len(old)
         old_points, new_points = _points(space, old, (rates[0], {})), _points(space, new, rates)
@@ -105,7 +108,12 @@ class JointModel:
         y = scores - self._points.tokens
         self._level = float(y[: len(old)].mean() if old else y.mean())
         noise = sd**2 / np.array([one.launches for one in (*old, *new)])
-        self._mixture = self._weigh(_parts(space, self._points, self._points), y - self._level, noise)
+        parts = _parts(space, self._points, self._points)
+        k = _surface(parts, scales)[: len(old), : len(old)] + np.diag(noise[: len(old)])
+        self._alone = _log_likelihood(k, (y - self._level)[: len(old)])[2] if old else np.zeros(0)
+        self._centre = self._effects(_parts(space, self._points, _points(space, [Reading(centre, 0.0, 1)], rates)))
+        self._felt = self._effects(parts)
+        self._mixture = self._weigh(parts, y - self._level, noise)
 
     @property
     def log_likelihood_ratio(self) -> float:
@@ -116,17 +124,29 @@ class JointModel:
         asked = _points(self._space, [Reading(one, 0.0, 1) for one in configurations], self._rates)
         own, cross = _parts(self._space, asked, asked), _parts(self._space, self._points, asked)
         new = (np.arange(len(self._points.k)) >= self._old)[:, None]
+        felt = self._effects(cross)
         f_own = _surface(own, self._scales) + _SHIFT**2
         f_cross = _surface(cross, self._scales) + _SHIFT**2 * new
         logs = np.array([one.evidence + one.prior for one in self._mixture])
         weights = np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum()
         means, covariances = [], []
         for one in itertools.compress(self._mixture, weights > _UNLIKELY):
-            k = f_cross + _change(self._space, cross, one.sizes) * new
+            k = f_cross + (_change(self._space, cross, one.sizes) + self._rescaled(self._felt, felt, one.sizes)) * new
             means.append(k.T @ one.alpha + asked.tokens + self._level)
-            covariances.append(f_own + _change(self._space, own, one.sizes) - k.T @ one.inverse @ k)
+            covariances.append(f_own + _change(self._space, own, one.sizes) + self._rescaled(felt, felt, one.sizes) - k.T @ one.inverse @ k)
         kept = weights[weights > _UNLIKELY]
         return Forecast(np.array(means), np.array(covariances), kept / kept.sum())
+
+    def _effects(self, parts: Mapping[str, _Array]) -> _Array:
+        """What each knob did on the old surface, from the centre's value (rows: where asked; log units)."""
+        names = [knob.name for knob in self._space.knobs if knob.name in parts]
+        scaled = [self._scales[n] ** 2 * (self._alone @ parts[n][: self._old]) for n in names if n != "drafter"]
+        effects = np.array(scaled).T
+        return np.clip(effects - self._centre, -_LARGEST, _LARGEST) if hasattr(self, "_centre") else effects
+
+    def _rescaled(self, a: _Array, b: _Array, sizes: tuple[float, float]) -> _Array:
+        """Covariance of effects that became larger or smaller."""
+        return np.asarray((_EFFECT * sizes[1]) ** 2 * a @ b.T)
 
     def _weigh(self, parts: Mapping[str, _Array], y: _Array, noise: _Array) -> list[_Component]:
         """Each size of change with its evidence; the first is next to none."""
@@ -137,7 +157,7 @@ class JointModel:
         found = []
         for sizes in itertools.product(_DRAFT, _REST):
             k = base.copy()
-            k[n:, n:] += _change(self._space, fresh, sizes)
+            k[n:, n:] += _change(self._space, fresh, sizes) + self._rescaled(self._felt[n:], self._felt[n:], sizes)
             evidence, factor, alpha = _log_likelihood(k, y)
             prior = _log_normal(sizes[0], *_DRAFT_PRIOR) + _log_normal(sizes[1], *_REST_PRIOR)
             found.append(_Component(sizes, evidence, prior, factor, alpha))
@@ -281,7 +301,7 @@ def _surface(parts: Mapping[str, _Array], scales: Mapping[str, float]) -> _Array
 def _change(space: SearchSpace, parts: Mapping[str, _Array], sizes: tuple[float, float]) -> _Array:
     """Covariance of what changed: a drafter's whole path by the first size, all else by the second."""
     draft, rest = sizes
-    shares = {knob.name: _ORDERED**2 if knob.ordered else 1.0 for knob in space.knobs} | _LOCAL
+    shares = {knob.name: _ORDERED if knob.ordered else _CHOICE for knob in space.knobs} | _LOCAL
     weights = {name: rest**2 * shares.get(name, 0.0) for name in parts}
     weights |= {name: draft**2 * share for name, share in _PATH.items()}
     return np.asarray(sum(weights[name] * part for name, part in parts.items()))

@@ -104,9 +104,7 @@ def attributed(
         new_peak=ends.new_peak.configuration,
     )
     if design is None:
-        return said.model_copy(
-            update={"refused": "the peaks have the same settings: only the engine differs"}
-        )
+        return said.model_copy(update={"refused": "the peaks have the same settings: only the engine differs"})
     seen: list[tuple[float, Observation]] = []
     lucky = False
     for run in {frozenset(run.levels.items()): run for run in design.runs}.values():
@@ -124,9 +122,7 @@ def attributed(
     notes = ("some cells were launched by the search alone, which picked by their luck",) if lucky else ()
     update = {"design": design.note, "lacking": len(lacking(ends, design, records)), "notes": notes}
     try:
-        found = attribute(
-            [one for _, one in sorted(seen, key=lambda pair: pair[0])], noise_of(field, lens.prior)
-        )
+        found = attribute([one for _, one in sorted(seen, key=lambda pair: pair[0])], noise_of(field, lens.prior))
     except ValueError as error:
         return said.model_copy(update={**update, "refused": str(error)})
     return said.model_copy(update={**update, "found": found})

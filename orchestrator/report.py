@@ -82,9 +82,7 @@ def build_report(shelves: Sequence[Shelf], plan: TuningPlan | None) -> Report:
         machine=first.machine,
         simulated=any("simulated" in shelf.opened.fingerprint.items.get("vllm", "") for shelf in order),
         at=max(shelf.closed.at for shelf in order if shelf.closed),
-        answers=tuple(
-            _answer(shelf, peak, plan) for shelf in order[::-1] for peak in peaks_of(shelf).values()
-        ),
+        answers=tuple(_answer(shelf, peak, plan) for shelf in order[::-1] for peak in peaks_of(shelf).values()),
         moves=moves,
         effects=effects,
         charts=tuple(charts_of(have, plan, effects)),

@@ -49,9 +49,7 @@ class Chart(Frozen):
     zero: bool = False
 
 
-def charts_of(
-    have: Mapping[str, Shelf], plan: TuningPlan | None, effects: Sequence[Attributed]
-) -> Iterator[Chart]:
+def charts_of(have: Mapping[str, Shelf], plan: TuningPlan | None, effects: Sequence[Attributed]) -> Iterator[Chart]:
     """Every picture that has something to show; `have` is engine -> its study, in order, each with a peak."""
     latest = list(have)[-1]
     metric = next(iter(peaks_of(have[latest]).values())).target.metric
@@ -103,8 +101,7 @@ def _k_curve(have: Mapping[str, Shelf], workload: str, metric: str) -> Chart:
             if one and (k not in line or sign * line[k].value < sign * one.value):
                 line[k] = one
     series = tuple(
-        Series(name=name, bars=tuple(_bar(float(k), line[k]) for k in sorted(line)))
-        for name, line in best.items()
+        Series(name=name, bars=tuple(_bar(float(k), line[k]) for k in sorted(line))) for name, line in best.items()
     )
     said = [f"{s.name}: " + ", ".join(f"k={bar.at:g} {bar.value:.4g}" for bar in s.bars) for s in series]
     title = f"Draft tokens: {workload}"
@@ -126,9 +123,7 @@ def _spread(engine: str, shelf: Shelf, workload: str, metric: str, plan: TuningP
         )
         for name, rows in kinds
     )
-    said = [
-        f"{c.configuration.label()}: " + ", ".join(f"{v:.4g}" for v in c.searched + c.fresh) for c in field
-    ]
+    said = [f"{c.configuration.label()}: " + ", ".join(f"{v:.4g}" for v in c.searched + c.fresh) for c in field]
     return Chart(
         title=f"Launch to launch: {workload} on {engine}",
         says="; ".join(said),

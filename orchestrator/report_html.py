@@ -58,9 +58,7 @@ def report_html(report: Report) -> str:
         f"<title>{_e(report.plan)}: what to run</title><style>{_STYLE.read_text(encoding='utf-8')}</style>"
     )
     body = "\n".join(filter(None, parts))
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}</head><body><main>\n{body}\n</main></body></html>\n'
-    )
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body><main>\n{body}\n</main></body></html>\n'
 
 
 def write_report(report: Report, file: Path) -> None:
@@ -105,9 +103,7 @@ def _table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[object]
     head = "".join(f'<th scope="col">{_e(name)}</th>' for name in headers)
     body = "".join("<tr>" + "".join(f"<td>{_e(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     label = escape(caption[:120], quote=True)
-    table = (
-        f"<table><caption>{_e(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    table = f"<table><caption>{_e(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="wide" tabindex="0" role="region" aria-label="{label}">{table}</div>'
 
 
@@ -155,9 +151,7 @@ def _target(move: TargetMove, found: Compared) -> Iterable[str]:
         for one in move.stayed
     ]
     if stayed:
-        yield _table(
-            "What stayed, by equivalence test", ("number", "verdict", "ratio (90 %)", "grounds"), stayed
-        )
+        yield _table("What stayed, by equivalence test", ("number", "verdict", "ratio (90 %)", "grounds"), stayed)
 
 
 def _figure(chart: Chart) -> str:

@@ -119,9 +119,7 @@ def _changed(configuration: Configuration, study: Study, changes: Mapping[str, S
     return Configuration(values={**configuration.values, **values})
 
 
-def _judged(
-    then: TrialRecord, now: TrialRecord, noises: Mapping[str, LaunchNoise], plan: TuningPlan
-) -> Reproduced:
+def _judged(then: TrialRecord, now: TrialRecord, noises: Mapping[str, LaunchNoise], plan: TuningPlan) -> Reproduced:
     metric, rule, numbers = plan.objective.metric, plan.precision.rule(), []
     for workload in plan.workload_names:
         target = Target(name=workload, metric=metric, workloads=(workload,))

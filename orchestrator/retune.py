@@ -166,7 +166,7 @@ class _Now:
 
         rates, frame = (self.old.rates, self.new.rates), self.frame
         return JointModel(
-            frame.space, readings(self.old), readings(self.new), rates, self.noise.sd, frame.scales
+            frame.space, readings(self.old), readings(self.new), rates, self.noise.sd, frame.scales, self.peak
         )
 
     @cached_property

@@ -50,7 +50,8 @@ class Workload(Frozen):
     A closed loop keeps `concurrency` requests in flight; an open loop sends `request_rate` a second, its gaps
     spread by `burstiness` (1 Poisson, below 1 burstier, infinite evenly spaced). `requests_per_window` are
     measured; those that fill and drain the server come on top and are dropped. A reference covers all that
-    decides the requests, not where they go.
+    decides the requests, not where they go. `salted` opens every prompt with ten letters of its own, so that no
+    run is served from the prefix cache of another.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")

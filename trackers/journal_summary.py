@@ -55,9 +55,7 @@ class Summary:
     def whole(self, trial_ids: Collection[str]) -> list[TrialRecord]:
         """These trials as they were written, windows and all."""
         with self._path.open("rb") as file:
-            bodies = [
-                os.pread(file.fileno(), e.length, e.offset) for e in map(self._places.__getitem__, trial_ids)
-            ]
+            bodies = [os.pread(file.fileno(), e.length, e.offset) for e in map(self._places.__getitem__, trial_ids)]
         return [TrialRecord.model_validate_json(body) for body in bodies]
 
 

@@ -59,9 +59,7 @@ def moved(engine: str, one: Configuration) -> float:
 
 
 def space() -> list[Configuration]:
-    return [configuration()] + [
-        configuration("ngram", k, max_num_seqs=width) for k in (2, 4, 8) for width in (8, 16)
-    ]
+    return [configuration()] + [configuration("ngram", k, max_num_seqs=width) for k in (2, 4, 8) for width in (8, 16)]
 
 
 def stack(engine: str, **items: str) -> StackFingerprint:
@@ -174,9 +172,7 @@ def write(
                 for n, (role, one) in enumerate(launches)
             ]
             for one in [*records, *(r for r in extra if r.study == study)]:
-                journal.begin(
-                    TrialStarted(**{name: getattr(one, name) for name in TrialStarted.model_fields})
-                )
+                journal.begin(TrialStarted(**{name: getattr(one, name) for name in TrialStarted.model_fields}))
                 journal.trial(one)
             close(journal, study, records, wanted)
     return folder

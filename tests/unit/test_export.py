@@ -187,9 +187,7 @@ def streams(tmp_path: Path, *, version: str = "0.32.0"):
     return new.model_copy(update={"records": tuple(map(many, new.records)), "opened": opened}), wanted
 
 
-def test_k_by_batch_size_follows_what_each_concurrency_liked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_k_by_batch_size_follows_what_each_concurrency_liked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPEAK_HOME", str(tmp_path))
     shelf, wanted = streams(tmp_path)
     found = k_schedule(shelf, peaks_of(shelf)["alone"], wanted)

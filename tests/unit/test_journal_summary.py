@@ -51,9 +51,7 @@ def test_a_summary_of_another_journal_is_made_anew(tmp_path: Path) -> None:
     assert [one.trial_id for one in summary(tmp_path).trials] == ["t7"]
 
 
-@pytest.mark.parametrize(
-    "damage", [b"", b"nonsense\n", b"repeak summary 1\tx\n", b"repeak summary 1\t99\nstudy\n"]
-)
+@pytest.mark.parametrize("damage", [b"", b"nonsense\n", b"repeak summary 1\tx\n", b"repeak summary 1\t99\nstudy\n"])
 def test_a_damaged_summary_costs_nothing_but_time(tmp_path: Path, damage: bytes) -> None:
     write(tmp_path, 0, 2)
     summary(tmp_path)
@@ -90,9 +88,7 @@ def test_a_torn_last_line_is_not_covered(tmp_path: Path) -> None:
     assert len(summary(tmp_path).trials) == 3
 
 
-def test_a_long_journal_is_glanced_at_and_a_short_one_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_journal_is_glanced_at_and_a_short_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPEAK_HOME", str(tmp_path))
     write(tmp_path / "journals" / "plan", 0, 3)
     assert glances("plan") == shelves("plan")

@@ -68,9 +68,7 @@ def test_only_what_no_finalist_stands_for_is_lacking(studied) -> None:
     runs = lacking(at, design, lambda name: records[name])
     cells = [at.cell(design, run)[1].label() for run in runs]
     assert "ngram k=8, atomic_add=0, max_num_seqs=16" not in cells, "the new peak was launched as a finalist"
-    assert "ngram k=2, atomic_add=0, max_num_seqs=8" in cells, (
-        "the old peak was only searched on the new engine"
-    )
+    assert "ngram k=2, atomic_add=0, max_num_seqs=8" in cells, "the old peak was only searched on the new engine"
     assert {at.cell(design, run)[0] for run in runs} == {NEW}
 
 

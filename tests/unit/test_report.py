@@ -97,9 +97,7 @@ def test_the_audit_s_rows_are_there_and_a_lost_file_costs_nothing(home: Path) ->
 def test_the_text_fits_eighty_columns_but_for_commands(home: Path) -> None:
     found = report(home)
     commands = {line for one in found.answers for line in one.command.splitlines()}
-    lines = [
-        line for line in report_text(found).splitlines() if line.strip() not in {c.strip() for c in commands}
-    ]
+    lines = [line for line in report_text(found).splitlines() if line.strip() not in {c.strip() for c in commands}]
     assert max(map(len, lines)) <= 80
     assert "peak moved" in "\n".join(lines)
 

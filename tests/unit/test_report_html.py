@@ -18,9 +18,7 @@ from orchestrator.report_charts import Bar, Chart, Series
 from orchestrator.report_figures import draw_png, draw_svg
 from orchestrator.report_html import report_at_end, report_html, write_figures
 
-HOSTILE = (
-    "\"'><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\n\t$x^2$ \x00\x1b[31m\U0001f600{{7*7}}"
-)
+HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\n\t$x^2$ \x00\x1b[31m\U0001f600{{7*7}}"
 LONG = "x" * 10_000
 
 
@@ -133,8 +131,7 @@ def test_pictures_are_written_as_svg_and_png(home: Path) -> None:
 
 def test_two_hundred_trials_stay_under_three_megabytes(home: Path) -> None:
     many = [
-        two.record("bpla00000000", 400 + n, NEW, two.configuration("ngram", 8, n=n), 150.0 + n / 10)
-        for n in range(200)
+        two.record("bpla00000000", 400 + n, NEW, two.configuration("ngram", 8, n=n), 150.0 + n / 10) for n in range(200)
     ]
     assert len(html(home, extra=many).encode()) < 3_000_000
 

@@ -1,0 +1,157 @@
+"""Schedule: the retune of a plan each night, as a systemd user timer or a crontab line."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pydantic import Field
+
+from trackers.records import Frozen
+
+from .errors import RepeakError
+
+__all__ = ["Nightly", "Run", "cron_line", "install", "run", "uninstall", "unit_folder", "units"]
+
+_TIMEOUT_S = 60
+Run = Callable[[list[str], str | None], tuple[int, str]]
+
+
+class Nightly(Frozen):
+    """One plan's retune at a local time of day; `home` is set where REPEAK_HOME was."""
+
+    plan: str
+    file: Path
+    at: str = Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
+    budget: str | None = None
+    home: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its units, and the mark of its crontab line; another plan's is another."""
+        slug = re.sub(r"[^a-z0-9]+", "-", self.plan.lower()).strip("-")
+        digest = hashlib.sha256(self.plan.encode()).hexdigest()[:6]
+        return f"repeak-{slug}" if slug == self.plan else f"repeak-{slug}-{digest}"
+
+    @property
+    def command(self) -> list[str]:
+        script = Path(sys.executable).with_name("repeak")
+        start = [str(script)] if script.is_file() else [sys.executable, "-P", "-m", "orchestrator"]
+        budget = ["--budget", self.budget] if self.budget else []
+        return [*start, "retune", str(self.file), "--if-moved", *budget]
+
+
+def units(nightly: Nightly) -> dict[str, str]:
+    """File name -> text of a service and its timer.
+
+    A stop is one SIGINT to the driver alone: it abandons the launch, keeps what is measured and ends its engines.
+    """
+    environment = f"Environment={_quoted('REPEAK_HOME=' + nightly.home)}\n" if nightly.home else ""
+    title = f"repeak: the peak of {nightly.plan} again, where its stack moved".replace("%", "%%")
+    service = (
+        f"[Unit]\nDescription={title}\n\n[Service]\nType=oneshot\n{environment}"
+        f"ExecStart={' '.join(map(_quoted, nightly.command))}\n"
+        "Nice=10\nKillMode=mixed\nKillSignal=SIGINT\nTimeoutStopSec=300\n"
+    )
+    # Not persistent: a run that was missed waits for the next night, it does not start when people work.
+    timer = (
+        f"[Unit]\nDescription={title}\n\n[Timer]\nOnCalendar=*-*-* {nightly.at}:00\nPersistent=false\n\n"
+        "[Install]\nWantedBy=timers.target\n"
+    )
+    return {f"{nightly.name}.service": service, f"{nightly.name}.timer": timer}
+
+
+def cron_line(nightly: Nightly) -> str:
+    """One line of a crontab; what the run says goes to the system's log."""
+    hour, minute = map(int, nightly.at.split(":"))
+    home = f"REPEAK_HOME={shlex.quote(nightly.home)} " if nightly.home else ""
+    command = f"{home}{shlex.join(nightly.command)} 2>&1 | logger -t {nightly.name}"
+    # An unescaped % would end the command there.
+    return f"{minute} {hour} * * * {command} # {nightly.name}".replace("%", r"\%")
+
+
+def install(nightly: Nightly, folder: Path, *, cron: bool, run: Run) -> None:
+    """Puts it in place of an earlier one; what could not be enabled is taken away again.
+
+    Raises:
+        RepeakError: systemd or cron would not take it.
+    """
+    if cron:
+        _write_crontab([*_others(nightly, run), cron_line(nightly)], run)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in units(nightly).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    for words in (["daemon-reload"], ["enable", "--now", f"{nightly.name}.timer"]):
+        code, said = run(["systemctl", "--user", *words], None)
+        if code:
+            _remove_units(nightly, folder, run)
+            hint = "Is there a user session (`loginctl enable-linger`)? `--cron` uses the crontab instead."
+            raise RepeakError(f"systemd did not take the timer: {said.strip()[-300:]}", hint)
+
+
+def uninstall(nightly: Nightly, folder: Path, run: Run) -> list[str]:
+    """Removes timer, service and crontab line, wherever they are; says which were there."""
+    removed = _remove_units(nightly, folder, run)
+    code, said = run(["crontab", "-l"], None)
+    if code == 0 and len(others := _others(nightly, run)) < len(said.splitlines()):
+        _write_crontab(others, run)
+        removed.append("the crontab line")
+    return removed
+
+
+def _remove_units(nightly: Nightly, folder: Path, run: Run) -> list[str]:
+    timer = f"{nightly.name}.timer"
+    there = [name for name in units(nightly) if (folder / name).exists()]
+    if there:
+        run(["systemctl", "--user", "disable", "--now", timer], None)
+        for path in (*(folder / name for name in there), folder / "timers.target.wants" / timer):
+            path.unlink(missing_ok=True)
+        run(["systemctl", "--user", "daemon-reload"], None)
+    return there
+
+
+def _others(nightly: Nightly, run: Run) -> list[str]:
+    """The crontab's other lines; none where the user has no crontab."""
+    code, said = run(["crontab", "-l"], None)
+    if code and "no crontab" not in said:
+        raise RepeakError(f"The crontab cannot be read: {said.strip()[-300:]}", "Install cron, or leave --cron out.")
+    return [] if code else [line for line in said.splitlines() if not line.endswith(f" # {nightly.name}")]
+
+
+def _write_crontab(lines: list[str], run: Run) -> None:
+    empty = not any(line.strip() for line in lines)
+    text = "".join(f"{line}\n" for line in lines)
+    code, said = run(["crontab", "-r"], None) if empty else run(["crontab", "-"], text)
+    if code:
+        raise RepeakError(f"The crontab was not changed: {said.strip()[-300:]}", "Check that cron may be used here.")
+
+
+def run(command: list[str], given: str | None) -> tuple[int, str]:
+    """Exit code and output of a bounded command; 127 where it is not installed."""
+    environ = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            command, input=given or "", capture_output=True, text=True, timeout=_TIMEOUT_S, env=environ, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 127, str(error)
+    return done.returncode, done.stdout if done.returncode == 0 else done.stderr
+
+
+def unit_folder(environ: Mapping[str, str]) -> Path:
+    """Where systemd looks for a user's own units."""
+    base = environ.get("XDG_CONFIG_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".config") / "systemd" / "user"
+
+
+def _quoted(word: str) -> str:
+    """A word that systemd reads back whole."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'

@@ -10,6 +10,7 @@ from textwrap import wrap
 from rich.console import Console
 from rich.table import Table
 
+from search_spaces.configuration import Configuration, Scalar
 from trackers.records import Estimate, StackFingerprint, TrialRecord
 
 from .library import Shelf
@@ -62,6 +63,7 @@ def _target(
     name: str, peaks: Mapping[str, Mapping[str, Peak]], stacks: Mapping[str, StackFingerprint]
 ) -> str:
     first = next(by_target[name] for by_target in peaks.values() if name in by_target)
+    held = _common([one for by_target in peaks.values() if name in by_target for one in _named(by_target[name])])
     table = columns("engine", "peak", first.target.metric, "launches", "stack")
     notes = []
     for engine, by_target in peaks.items():
@@ -71,21 +73,39 @@ def _target(
             table.add_row(engine, "nothing measured", "", "", stack.key)
             continue
         estimate = peak.estimate
-        table.add_row(engine, peak.configuration.label(), value(estimate), str(estimate.launches), stack.key)
-        notes += [f"{engine}: {note}" for note in _notes(peak)]
+        label = peak.configuration.label(held)
+        table.add_row(engine, label, value(estimate), str(estimate.launches), stack.key)
+        notes += [f"{engine}: {note}" for note in _notes(peak, held)]
     text = "\n".join(line for note in notes for line in wrap(note, WIDTH, subsequent_indent="    "))
     return f"{name}\n{drawn(table)}{text}\n"
 
 
-def _notes(peak: Peak) -> list[str]:
+def _named(peak: Peak) -> list[Configuration]:
+    """Every configuration that a peak speaks of."""
+    return [peak.configuration, *peak.ties, *(one.configuration for one in peak.runners_up)]
+
+
+def _common(configurations: Sequence[Configuration]) -> dict[str, Scalar]:
+    """What all of them share: it stands in the plan and need not stand in every cell."""
+    first = configurations[0].values
+    return {
+        name: value
+        for name, value in first.items()
+        if name not in ("drafter", "k") and all(one.values.get(name) == value for one in configurations)
+    }
+
+
+def _notes(peak: Peak, held: Mapping[str, Scalar]) -> list[str]:
     notes: list[str] = [peak.verdict]
+    if not peak.confirmed:
+        notes = ["not launched afresh yet, so not confirmed"]
     if peak.better_than_incumbent is not None:
-        notes[0] += f" by {ratio(peak.better_than_incumbent)}"
+        notes[0] += f"; {ratio(peak.better_than_incumbent)} of the incumbent"
     if peak.ties:
-        notes.append("cannot be told from " + ", ".join(one.label() for one in peak.ties))
+        notes.append("cannot be told from " + ", ".join(one.label(held) for one in peak.ties))
     shown = [runner for runner in peak.runners_up if runner.configuration not in peak.ties]
     if shown:
-        against = ", ".join(f"{one.configuration.label()} {ratio(one.against_peak)}" for one in shown[:4])
+        against = ", ".join(f"{one.configuration.label(held)} {ratio(one.against_peak)}" for one in shown[:4])
         notes.append(f"behind it: {against}")
     return notes
 

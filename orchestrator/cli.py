@@ -13,6 +13,7 @@ from .cli_compare import attribute, compare_command, report
 from .cli_export import export_command, import_command, reproduce_command
 from .cli_keep import check, clean, schedule, sync_command
 from .cli_look import show, ui
+from .cli_retune import retune
 from .cli_setup import doctor, init
 from .cli_study import plan, tune
 from .errors import RepeakError
@@ -36,7 +37,7 @@ def cli() -> None:
 _LOOK = (show, ui, compare_command, attribute, report, audit, measure)
 _USE = (export_command, reproduce_command, import_command)
 _KEEP = (check, schedule, sync_command, clean)
-for command in (init, doctor, plan, tune, *_LOOK, *_USE, *_KEEP):
+for command in (init, doctor, plan, tune, retune, *_LOOK, *_USE, *_KEEP):
     cli.add_command(command)
 
 

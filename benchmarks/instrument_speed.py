@@ -149,9 +149,7 @@ def main() -> None:
     mine = statistics.median(cpu for _, cpu in seen["ours"])
     for name, values in seen.items():
         speed, cpu = (statistics.median(part) for part in zip(*values, strict=True))
-        print(
-            f"{name:17s} requests/s {speed / base:5.2f} of bare, CPU {cpu / mine:5.1f} x ours ({cpu:.2f} s)"
-        )
+        print(f"{name:17s} requests/s {speed / base:5.2f} of bare, CPU {cpu / mine:5.1f} x ours ({cpu:.2f} s)")
     reached = statistics.median(value for value, _ in seen["ours"]) / base
     rivals = [cpu for name, values in seen.items() if name not in ("bare", "ours") for _, cpu in values]
     lean = not rivals or mine <= min(rivals) / 5

@@ -36,9 +36,7 @@ def measure(
     field = [Candidate(configuration=one, searched=launches(one.k, 1)) for one in DEPTHS]
     again = {one.k for one in contenders([(TARGET, field)], DELTA, FINALISTS, incumbent)}
     return [
-        c.model_copy(update={"fresh": launches(c.configuration.k, LAUNCHES)})
-        if c.configuration.k in again
-        else c
+        c.model_copy(update={"fresh": launches(c.configuration.k, LAUNCHES)}) if c.configuration.k in again else c
         for c in field
     ]
 
@@ -50,9 +48,7 @@ def declare(field: Sequence[Candidate]) -> Peak:
     return peak
 
 
-def compare(
-    rng: np.random.Generator, old: Sequence[float], new: Sequence[float], launch_sd: float
-) -> PeakShift:
+def compare(rng: np.random.Generator, old: Sequence[float], new: Sequence[float], launch_sd: float) -> PeakShift:
     """Two stacks searched one after the other, the old peak being the new one's incumbent."""
     before = measure(rng, old, launch_sd, DEPTHS[0])
     peak = declare(before).configuration
@@ -79,9 +75,7 @@ def main(studies: int = 400) -> None:
     one_better = [0.0] * 11 + [0.05]
     for launch_sd in (0.01, 0.015, 0.03, 0.05):
         print(f"| {launch_sd:.1%} | all equal | {winners(FLAT, launch_sd, studies):.3f} |", flush=True)
-        print(
-            f"| {launch_sd:.1%} | one of 12 is 5 % better | {winners(one_better, launch_sd, studies):.3f} |"
-        )
+        print(f"| {launch_sd:.1%} | one of 12 is 5 % better | {winners(one_better, launch_sd, studies):.3f} |")
     print("\n| launch sd | old to new | verdicts |\n|---|---|---|")
     pairs = {
         "equal, flat": (FLAT, FLAT),

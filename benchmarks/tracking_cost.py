@@ -27,11 +27,7 @@ from trackers.records import Estimate, Launch, Measurement, StackFingerprint, Tr
 STACK = StackFingerprint(items={"vllm": "0.32.0", **{f"item{number}": "value" for number in range(25)}})
 WORKLOADS = tuple(WorkloadRef(name=name, sha256=name[0] * 64) for name in ("generate", "edit", "structured"))
 NAMES = ["decode_tok_s", "prefill_tok_s", "output_throughput", "acceptance_length", "passes_s"]
-NAMES += [
-    f"{kind}_{what}_ms"
-    for what in ("ttft", "tpot", "itl", "e2el")
-    for kind in ("mean", "median", "p90", "p99")
-]
+NAMES += [f"{kind}_{what}_ms" for what in ("ttft", "tpot", "itl", "e2el") for kind in ("mean", "median", "p90", "p99")]
 TRIAL_S = 60.0
 
 
@@ -67,9 +63,7 @@ def trial(number: int, log: Path) -> TrialRecord:
         launches=tuple(Launch(launch=n, started_at=1e9, ready_s=30.0, log_path=str(log)) for n in range(2)),
         windows=tuple(windows()),
         estimates={
-            f"{workload.name}/{name}": Estimate(
-                value=11.0, half_width=1.0, launches=2, windows=8, ending="stable"
-            )
+            f"{workload.name}/{name}": Estimate(value=11.0, half_width=1.0, launches=2, windows=8, ending="stable")
             for workload in WORKLOADS
             for name in NAMES
         },

@@ -103,9 +103,7 @@ def config(fields: dict[str, Any], *, tied: bool) -> dict[str, Any]:
 def write_tokenizer(fields: dict[str, Any], special: dict[str, int], directory: Path) -> None:
     tokens = fields["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(
-        models.BPE(vocab={text: number for number, text in enumerate(tokens)}, merges=merges)
-    )
+    tokenizer = Tokenizer(models.BPE(vocab={text: number for number, text in enumerate(tokens)}, merges=merges))
     split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
     tokenizer.decoder = decoders.ByteLevel()

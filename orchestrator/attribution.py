@@ -137,9 +137,7 @@ def plan_design(
     return Design(factors=chosen, runs=runs, note=note)
 
 
-def _at_most_four(
-    factors: Sequence[Factor], predicted: Mapping[str, float]
-) -> tuple[tuple[Factor, ...], str]:
+def _at_most_four(factors: Sequence[Factor], predicted: Mapping[str, float]) -> tuple[tuple[Factor, ...], str]:
     if len(factors) <= _FULL:
         return tuple(factors), f"full 2^{len(factors)}"
     if len(factors) == _FULL + 1:
@@ -166,9 +164,7 @@ def _settings(factors: Sequence[Factor], cell: Mapping[str, bool]) -> dict[str, 
 class _Model:
     """Least squares on log values with the launch noise known; columns are products of +-1/2 levels."""
 
-    def __init__(
-        self, seen: Sequence[Observation], names: Sequence[str], order: int, noise: LaunchNoise
-    ) -> None:
+    def __init__(self, seen: Sequence[Observation], names: Sequence[str], order: int, noise: LaunchNoise) -> None:
         self.terms = [t for size in range(order + 1) for t in combinations(range(len(names)), size)]
         levels = np.array([[o.levels[name] - 0.5 for name in names] for o in seen])
         self.columns = np.array([levels[:, list(term)].prod(axis=1) for term in self.terms]).T

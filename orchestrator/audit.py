@@ -55,9 +55,7 @@ def _caching(facts: AuditFacts) -> AuditRow:
         sentence="As asked for." if asked is not None else "Not asked for: this engine's default.",
     )
     if facts.cold and hits > 0:
-        sentence = (
-            f"The run claims to be cold, yet {hits:.0f} of its prompt tokens came from the prefix cache."
-        )
+        sentence = f"The run claims to be cold, yet {hits:.0f} of its prompt tokens came from the prefix cache."
         return found.judged("premise differs", sentence)
     if facts.caching is False and hits > 0:
         sentence = "Said to be off, yet prompts were served from it."
@@ -121,13 +119,9 @@ def _null(check: NullCheck) -> AuditRow:
         sentence=f"Moved {math.expm1(moved):+.1%}, +-{reach:.1%}: more launches would tell.",
     )
     if abs(moved) + reach <= check.margin:
-        return found.model_copy(
-            update={"verdict": "agrees", "sentence": f"Did not move by {check.margin:.0%}."}
-        )
+        return found.model_copy(update={"verdict": "agrees", "sentence": f"Did not move by {check.margin:.0%}."})
     if abs(moved) - reach > check.margin:
-        sentence = (
-            f"Moved {math.expm1(moved):+.1%} though the changed knob cannot touch it: the control failed."
-        )
+        sentence = f"Moved {math.expm1(moved):+.1%} though the changed knob cannot touch it: the control failed."
         return found.judged("premise differs", sentence)
     return found
 
@@ -169,9 +163,7 @@ def _differ(old: float | str | None, new: float | str | None, width: float) -> b
     return old is not None and new is not None and old != new
 
 
-def _sentence(
-    columns: Sequence[Column], old: AuditRow, new: AuditRow, still: set[str], causes: Sequence[str]
-) -> str:
+def _sentence(columns: Sequence[Column], old: AuditRow, new: AuditRow, still: set[str], causes: Sequence[str]) -> str:
     text = "; ".join(f"{column} {_change(getattr(old, column), getattr(new, column))}" for column in columns)
     if new.name == "prefix caching" and "reported" in columns:
         asked = old.expected is not None or new.expected is not None

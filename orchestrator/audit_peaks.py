@@ -43,9 +43,7 @@ def log_of(record: TrialRecord) -> str:
     return read_ends(Path(good[-1].log_path), _LOG_BYTES, _LOG_BYTES) if good else ""
 
 
-def audit_peaks(
-    study: Study, peaks: Mapping[str, Peak], records: Sequence[TrialRecord], directory: Path
-) -> PeakAudit:
+def audit_peaks(study: Study, peaks: Mapping[str, Peak], records: Sequence[TrialRecord], directory: Path) -> PeakAudit:
     """Tags `audit.<row>` of what does not agree, `gates.<target>` of gates broken; all rows in `audit.json`."""
     facts: dict[str, str] = {}
     rows: dict[str, list[dict[str, object]]] = {}

@@ -91,15 +91,12 @@ def _read(facts: AuditFacts) -> _Pool | None:
     if not layout:
         return None
     gib = number(said, "kv_cache_gib")
-    length = number(said, "effective.max_model_len", "max_model_len") or number(
-        facts.resolved, "max_model_len"
-    )
+    length = number(said, "effective.max_model_len", "max_model_len") or number(facts.resolved, "max_model_len")
     return _Pool(
         facts=facts,
         layout=layout,
         label=int(label) if label else None,
-        size=number(labels, "kv_cache_memory_bytes", "cpu_kvcache_space_bytes")
-        or (gib * GIB if gib else None),
+        size=number(labels, "kv_cache_memory_bytes", "cpu_kvcache_space_bytes") or (gib * GIB if gib else None),
         blocks=int(number(labels, "num_gpu_blocks") or 0) or None,
         tokens=number(said, "kv_cache_tokens") or number(labels, "kv_cache_size_tokens"),
         concurrency=number(labels, "kv_cache_max_concurrency") or number(said, "max_concurrency"),
@@ -129,9 +126,7 @@ def _blocks(pool: _Pool) -> AuditRow:
     finding = "The pool's bytes do not give that many blocks of this model: its KV format or layers differ."
     found = row("blocks", (pool.blocks, expected, measured), "blocks", 0.01, finding=finding)
     if probe and probe.points and not probe.blocks and pool.blocks:
-        return found.judged(
-            "report differs", "The shares that were read are no multiples of one of its blocks."
-        )
+        return found.judged("report differs", "The shares that were read are no multiples of one of its blocks.")
     return found
 
 
@@ -191,9 +186,7 @@ def _report(pool: _Pool) -> AuditRow:
         finding = f"The report is 1/{layout.groups} of the formula: state layers are counted as attention."
     tolerance = POOL if layout.window_groups else EXACT
     columns = (pool.tokens, expected, None)
-    return row(
-        "pool report", columns, "tokens", tolerance, finding=finding, agrees=f"By the formula: {rule}."
-    )
+    return row("pool report", columns, "tokens", tolerance, finding=finding, agrees=f"By the formula: {rule}.")
 
 
 def _tokens(pool: _Pool) -> AuditRow:
@@ -203,9 +196,7 @@ def _tokens(pool: _Pool) -> AuditRow:
     measured = _within(span, expected, pool.tokens) if span else None
     finding = "What requests of full length can hold is not what is reported."
     if pool.facts.version < (0, 20, 2) and pool.layout.groups > 1:
-        finding = (
-            f"This version divides blocks by {pool.layout.groups} groups: the pool holds more than it says."
-        )
+        finding = f"This version divides blocks by {pool.layout.groups} groups: the pool holds more than it says."
     return row("pool tokens", (pool.tokens, expected, measured), "tokens", POOL, finding=finding)
 
 
@@ -235,9 +226,7 @@ def _full_length(pool: _Pool) -> AuditRow:
     if not known:
         return found.judged("cannot tell", "Neither the pool nor max_model_len is known.")
     if min(known) < 1:
-        latent = (
-            "A request of max_model_len does not fit: no warning at the start, a failure at the first one."
-        )
+        latent = "A request of max_model_len does not fit: no warning at the start, a failure at the first one."
         return found.judged("impossible", latent)
     longest = shape and shape.max_model_len
     beyond = longest and pool.length and min(known) * pool.length < longest

@@ -58,11 +58,7 @@ def fit_capacity(points: Sequence[CapacityPoint], labelled_blocks: int, max_mode
     probe = CapacityProbe(max_model_len=max_model_len, points=tuple(points))
     single = [point for point in points if point.requests == 1]
     # One block of the pool is never given out; engines count it or not.
-    whole = (
-        n
-        for n in (labelled_blocks - 1, labelled_blocks)
-        if n > 0 and all(_is_whole(p.usage * n) for p in points)
-    )
+    whole = (n for n in (labelled_blocks - 1, labelled_blocks) if n > 0 and all(_is_whole(p.usage * n) for p in points))
     blocks = next(whole, None)
     if blocks is None or not single:
         return probe
@@ -208,9 +204,7 @@ class _Probing:
         except httpx.TimeoutException:
             return None
         except httpx.HTTPError as error:
-            raise MeasurementFailed(
-                f"The server broke off a request: {error}.", "Look at its log."
-            ) from error
+            raise MeasurementFailed(f"The server broke off a request: {error}.", "Look at its log.") from error
         whole = [page for page in pages if page.total("vllm:num_requests_running") == requests]
         return max((page.total("vllm:kv_cache_usage_perc") or 0 for page in whole), default=None)
 
@@ -229,9 +223,7 @@ class _Probing:
             "stream": True,
         }
         left = max(1.0, self.deadline - self.clock.monotonic())
-        answer = streams.enter_context(
-            self.session.stream("POST", "/v1/completions", json=body, timeout=left)
-        )
+        answer = streams.enter_context(self.session.stream("POST", "/v1/completions", json=body, timeout=left))
         if answer.status_code != 200:
             said = answer.read().decode(errors="replace")[:200]
             raise MeasurementFailed(

@@ -70,9 +70,7 @@ def _passes(facts: AuditFacts, ceiling: float | None) -> AuditRow:
         passes = facts.mean("decode_tok_s")
     slow = "Less than half of what the memory allows: another kernel, dtype or clock than meant?"
     bound = facts.in_flight == 1 and (ceiling or 0) < LAUNCH_BOUND_PASSES_S
-    over = (
-        "Faster than the weights can be read: a wrong clock, other weights, or output that was not computed."
-    )
+    over = "Faster than the weights can be read: a wrong clock, other weights, or output that was not computed."
     return _under("pass ceiling", passes, ceiling, "passes/s", over=over, slow=slow if bound else "")
 
 
@@ -116,14 +114,10 @@ def _positions(facts: AuditFacts) -> AuditRow:
     found = AuditRow(name="acceptance by position", unit="share", sentence="No drafts by position were seen.")
     if not rates:
         return found
-    found = found.model_copy(
-        update={"measured": " ".join(f"{rate:.3f}" for rate in rates), "verdict": "agrees"}
-    )
+    found = found.model_copy(update={"measured": " ".join(f"{rate:.3f}" for rate in rates), "verdict": "agrees"})
     falling = all(later <= earlier for earlier, later in pairwise(rates))
     if rates[0] > 1 or not falling:
-        sentence = (
-            "A later token cannot be accepted more often than an earlier one, nor one more than always."
-        )
+        sentence = "A later token cannot be accepted more often than an earlier one, nor one more than always."
         return found.judged("impossible", sentence)
     beyond = bool(facts.drafter_block and facts.k > facts.drafter_block)
     if beyond or (rates[0] < 0.3 and facts.method not in SOMETIMES):
@@ -148,18 +142,14 @@ def _clock(facts: AuditFacts) -> AuditRow:
     requests = facts.counters.get(f"{name}_count", 0.0)
     reported = 1e3 * facts.counters[f"{name}_sum"] / requests if requests else None
     measured = facts.mean("mean_tpot_ms") if facts.in_flight == 1 else None
-    finding = (
-        "The server's clock and the client's disagree on the same tokens: one is off, or something buffers."
-    )
+    finding = "The server's clock and the client's disagree on the same tokens: one is off, or something buffers."
     return row("clock", (reported, None, measured), "ms a token", 0.025, finding=finding)
 
 
 def _output(facts: AuditFacts) -> AuditRow:
     reported = facts.counters.get("generation_tokens")
     measured = float(sum(window.total_output_tokens for window in facts.windows)) or None
-    finding = (
-        "The client got other tokens than the server made: a cache in between, or somebody else's requests."
-    )
+    finding = "The client got other tokens than the server made: a cache in between, or somebody else's requests."
     if facts.in_flight > 1 and reported is not None and measured is not None and reported > measured:
         measured = None  # requests that fill and drain the server are not in the windows
     return row("output tokens", (reported, None, measured), "tokens", 0.01, finding=finding)

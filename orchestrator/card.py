@@ -90,9 +90,7 @@ def read_cards(run: Callable[..., subprocess.CompletedProcess[str]] = subprocess
         said = run(QUERY, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    rows = [
-        [cell.strip() for cell in line.rsplit(",", 2)] for line in said.splitlines() if line.count(",") >= 2
-    ]
+    rows = [[cell.strip() for cell in line.rsplit(",", 2)] for line in said.splitlines() if line.count(",") >= 2]
     return tuple(find_card(name, _mebibytes(total), _mebibytes(used)) for name, total, used in rows)
 
 

@@ -22,7 +22,7 @@ from .plan import EngineSpec, ModelSource, TuningPlan
 from .prepare import _Held, _request, _stack, environments_root, study_key
 from .rehearsal import simulated
 from .releases import Release
-from .retune import FAST
+from .retune_view import FAST
 
 __all__ = ["Ask", "Checked", "Look", "Move", "PeakCheck", "Sight", "check_plan", "look_at"]
 

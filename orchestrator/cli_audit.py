@@ -55,12 +55,8 @@ class _Audit(NamedTuple):
 @click.option("--card", "sheet", metavar="NAME", help="Of a URL: the card it runs on, such as 'H200'.")
 @click.option("--model", help="Of a URL: the model's served name; its first by default.")
 @click.option("--model-files", help="Of a URL: directory or hub id of the model's own files.")
-@click.option(
-    "--log", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of a URL: the log."
-)
-@click.option(
-    "--python", type=click.Path(exists=True, path_type=Path), help="The engine's own, for the card."
-)
+@click.option("--log", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of a URL: the log.")
+@click.option("--python", type=click.Path(exists=True, path_type=Path), help="The engine's own, for the card.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def audit(what: str, *, card: bool, python: Path | None, as_json: bool, **of_url: Any) -> None:
     """Compare what an engine reports, what arithmetic expects, and what was measured.

@@ -38,9 +38,7 @@ def show(what: str | None, *, as_json: bool) -> None:
     names = [plan] if plan else plan_names()
     found = {name: shelves(name) for name in names}
     if as_json:
-        click.echo(
-            json.dumps({name: [_plain(shelf) for shelf in all_] for name, all_ in found.items()}, indent=1)
-        )
+        click.echo(json.dumps({name: [_plain(shelf) for shelf in all_] for name, all_ in found.items()}, indent=1))
         return
     if plan is None:
         click.echo(history(found) or "No study yet: `repeak tune PLAN`.\n", nl=False)

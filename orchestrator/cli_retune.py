@@ -20,7 +20,8 @@ from .plan import Budget, TuningPlan
 from .plan_file import load_plan
 from .refusal import refuse
 from .rehearsal import rehearsed
-from .retune import FAST, THOROUGH, Effort, Frame, Verdict, next_step, seen
+from .retune import next_step
+from .retune_view import FAST, THOROUGH, Effort, Frame, Verdict, seen
 from .session import tune_plan
 from .slots import LocalSlots
 from .study import Bench, Study, attempt

@@ -52,9 +52,7 @@ def tune(plan_path: Path, *, address: str | None, rehearse: bool, as_json: bool)
     Example:  repeak tune examples/quickstart-cpu.yaml
     """  # noqa: D301
     if not plan_path.exists():
-        raise PlanError(
-            f"There is no plan {plan_path}.", 'Write one: repeak init "vllm serve ..." -o plan.yaml'
-        )
+        raise PlanError(f"There is no plan {plan_path}.", 'Write one: repeak init "vllm serve ..." -o plan.yaml')
     wanted = load_plan(plan_path)
     if rehearse:
         slots = LocalSlots(wanted.slots.count, make=LocalSlot)
@@ -66,7 +64,5 @@ def tune(plan_path: Path, *, address: str | None, rehearse: bool, as_json: bool)
     else:
         click.echo(result.text())
     if result.interrupted:
-        raise Interrupted(
-            "Stopped; everything measured is kept.", f"repeak tune {plan_path} goes on from here."
-        )
+        raise Interrupted("Stopped; everything measured is kept.", f"repeak tune {plan_path} goes on from here.")
     return result.exit_code

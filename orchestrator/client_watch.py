@@ -71,8 +71,6 @@ def _run_queue(path: Path = Path("/proc/thread-self/schedstat")) -> tuple[int, i
 
 def share_of_result(client: dict[str, float], metrics: dict[str, float]) -> float:
     """The largest part that a client's delay has in the number it touches, as a fraction."""
-    lag, late, turn = (
-        client[name] for name in ("lag_mean_ms", "send_lateness_mean_ms", "turnaround_mean_ms")
-    )
+    lag, late, turn = (client[name] for name in ("lag_mean_ms", "send_lateness_mean_ms", "turnaround_mean_ms"))
     first, whole = metrics["median_ttft_ms"], metrics["median_e2el_ms"]
     return max(lag / max(first, 1e-6), (lag + late + turn) / max(whole, 1e-6))

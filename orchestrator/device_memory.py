@@ -52,9 +52,7 @@ class MemoryGate:
             return None
         if self._before is None or free > self._before:
             self._before = free
-        back = wait_memory_back(
-            self._before, lambda: self._read(self._gpus) or 0, self._clock, self._timeout_s
-        )
+        back = wait_memory_back(self._before, lambda: self._read(self._gpus) or 0, self._clock, self._timeout_s)
         if back:
             return None
         now = self._read(self._gpus) or 0

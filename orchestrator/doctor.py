@@ -37,18 +37,14 @@ class Finding(Frozen):
 
 def examine() -> list[Finding]:
     """Every check, in the order a study meets them; none of them starts an engine or a cluster."""
-    return [
-        _guarded(check) for check in (_python, _rooms, _packages, _uv, _place, _disk, _memory, _gpu, _ray)
-    ]
+    return [_guarded(check) for check in (_python, _rooms, _packages, _uv, _place, _disk, _memory, _gpu, _ray)]
 
 
 def _guarded(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except Exception as error:  # noqa: BLE001 - one check that breaks must not hide the others
-        return Finding(
-            name=check.__name__.strip("_"), state="broken", detail=f"{type(error).__name__}: {error}"
-        )
+        return Finding(name=check.__name__.strip("_"), state="broken", detail=f"{type(error).__name__}: {error}")
 
 
 def _python() -> Finding:
@@ -113,9 +109,7 @@ def _disk() -> Finding:
         name="disk",
         state="ok" if enough else "warning",
         detail=f"{free:.0f} GiB free",
-        fix=""
-        if enough
-        else f"An engine environment takes up to {_NEED_DISK_GIB:.0f} GiB: see `repeak clean`.",
+        fix="" if enough else f"An engine environment takes up to {_NEED_DISK_GIB:.0f} GiB: see `repeak clean`.",
     )
 
 

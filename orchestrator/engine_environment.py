@@ -210,9 +210,7 @@ def _changed(environment: EngineEnvironment) -> str:
     except EnvironmentBroken as error:
         return error.message
     names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    return ", ".join(
-        f"{name} {before.get(name, 'absent')} -> {now.get(name, 'absent')}" for name in names[:5]
-    )
+    return ", ".join(f"{name} {before.get(name, 'absent')} -> {now.get(name, 'absent')}" for name in names[:5])
 
 
 def _build(
@@ -239,9 +237,7 @@ def _build(
     except UvFailed as failure:
         raise explain(failure, recipe, steps) from failure
     except OSError as error:
-        raise EnvironmentBroken(
-            f"{directory} could not be made: {error}", "Check its disk and rights."
-        ) from error
+        raise EnvironmentBroken(f"{directory} could not be made: {error}", "Check its disk and rights.") from error
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return environment
@@ -251,9 +247,7 @@ def _described(
     report: Mapping[str, Any], key: str, requirement: str, directory: Path | None, lock_sha256: str
 ) -> EngineEnvironment:
     if report["engine"]["version"] is None:
-        raise EnvironmentBroken(
-            f"{report['executable']} has no vLLM.", "Name an engine that can be imported there."
-        )
+        raise EnvironmentBroken(f"{report['executable']} has no vLLM.", "Name an engine that can be imported there.")
     return EngineEnvironment(
         key=key,
         requirement=requirement,

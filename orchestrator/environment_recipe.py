@@ -129,8 +129,7 @@ def write_shim(recipe: Recipe, directory: Path) -> Path:
     files = {
         f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {recipe.version}+cpu\n"
         f"Requires-Dist: {recipe.distribution}=={recipe.version}\n",
-        f"{stem}.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: repeak\nRoot-Is-Purelib: true\n"
-        "Tag: py3-none-any\n",
+        f"{stem}.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: repeak\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = "".join(f"{name},sha256={_digest(text)},{len(text)}\n" for name, text in files.items())
     files[f"{stem}.dist-info/RECORD"] = record + f"{stem}.dist-info/RECORD,,\n"

@@ -43,15 +43,11 @@ CAUSES: dict[str, Cause] = {
     "bad_value": Cause("infeasible", "The engine refuses the value of a setting"),
     "port_taken": Cause("transient", "The port was taken"),
     "model_not_found": Cause("environment", "The model or one of its files cannot be found"),
-    "architecture_unsupported": Cause(
-        "environment", "This engine version cannot run the model's architecture"
-    ),
+    "architecture_unsupported": Cause("environment", "This engine version cannot run the model's architecture"),
     "device_busy": Cause("transient", "Something else holds the memory that was asked for"),
     "crashed_under_load": Cause("transient", "The engine died after it had answered"),
     "start_timed_out": Cause("transient", "The engine was not ready in the time given"),
-    "illegal_instruction": Cause(
-        "environment", "The engine was built for instructions this processor does not have"
-    ),
+    "illegal_instruction": Cause("environment", "The engine was built for instructions this processor does not have"),
     "disk_full_log": Cause("environment", "The disk is full, or the engine's log grew past its limit"),
     "unknown": Cause("transient", "The engine failed for a reason that is not known here"),
 }
@@ -76,9 +72,7 @@ TABLE: tuple[tuple[str, str], ...] = (
     ),
     (
         "device_busy",
-        AVAILABLE
-        + r" on startup is less than desired \w+ memory utilization \([\d.]+, "
-        + NEEDED.removeprefix(r"\(?"),
+        AVAILABLE + r" on startup is less than desired \w+ memory utilization \([\d.]+, " + NEEDED.removeprefix(r"\(?"),
     ),
     ("device_busy", r"on startup is less than desired \w+ memory|devices? (?:is|are) busy or unavailable"),
     ("out_of_memory_activation", r"out of memory occurred when warming up sampler"),

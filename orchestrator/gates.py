@@ -64,9 +64,7 @@ def _refused(problem: str) -> Verdict:
 def needle(asked: _Asked) -> Verdict:
     """Facts at a tenth, the middle and the end of a long prompt are found."""
     size = min(_NEEDLE_TOKENS, asked.length // 2)
-    samples = asked.send(
-        kind="long_context", prompt_tokens=size, output_tokens=16, requests_per_window=3
-    ).samples()
+    samples = asked.send(kind="long_context", prompt_tokens=size, output_tokens=16, requests_per_window=3).samples()
     failed = next((each for each in samples if each.error), None)
     if failed is not None:
         return None, f"{failed.error}: {failed.detail}"
@@ -84,12 +82,8 @@ def tools(asked: _Asked) -> Verdict:
 
 def identity(asked: _Asked) -> Verdict:
     """The same greedy prompt twice in one launch gives the same bytes."""
-    workload = Workload(
-        name="gate", kind="generate", output_tokens=64, prompt_tokens=min(256, asked.length // 4)
-    )
-    check = repeat_greedy(
-        asked.url, workload, model=asked.model, api_key=asked.api_key, timeout_s=asked.timeout_s
-    )
+    workload = Workload(name="gate", kind="generate", output_tokens=64, prompt_tokens=min(256, asked.length // 4))
+    check = repeat_greedy(asked.url, workload, model=asked.model, api_key=asked.api_key, timeout_s=asked.timeout_s)
     return check.passed, check.detail
 
 
@@ -130,9 +124,7 @@ def min_p(asked: _Asked) -> Verdict:
     """With min_p 1 only the likeliest token is left, at any temperature."""
     texts = set()
     for seed in (1, 2, 3):
-        choice, problem = asked.complete(
-            "Once upon a time", 12, seed=seed, temperature=1.5, min_p=1.0, ignore_eos=True
-        )
+        choice, problem = asked.complete("Once upon a time", 12, seed=seed, temperature=1.5, min_p=1.0, ignore_eos=True)
         if problem:
             return _refused(problem)
         texts.add(choice.get("text"))
@@ -174,9 +166,7 @@ def is_gate(check: Check) -> bool:
     return check.name.startswith(PREFIX)
 
 
-def broken_gates(
-    records: Iterable[TrialRecord], defaults: Configuration
-) -> dict[Configuration, tuple[str, ...]]:
+def broken_gates(records: Iterable[TrialRecord], defaults: Configuration) -> dict[Configuration, tuple[str, ...]]:
     """Configuration -> names of the gates it fails though stock passes them; `records` are of one stack.
 
     Stock is the incumbent, or where none was asked the `defaults`; what it fails too only informs.

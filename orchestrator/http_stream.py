@@ -40,9 +40,7 @@ class StreamClient:
     ) -> None:
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
-            raise MeasurementFailed(
-                f"{base_url!r} is not the URL of a server.", "Such as http://127.0.0.1:8000."
-            )
+            raise MeasurementFailed(f"{base_url!r} is not the URL of a server.", "Such as http://127.0.0.1:8000.")
         self.host = url.hostname
         self.port = url.port or (443 if url.scheme == "https" else 80)
         self.context = (context or ssl.create_default_context()) if url.scheme == "https" else None
@@ -118,9 +116,7 @@ class StreamClient:
     def _start_watch(self) -> None:
         # One timer for all streams: one for each read would be the dearest part of the timing path.
         if self._watch is None:
-            self._watch = asyncio.get_running_loop().call_later(
-                min(self.stall_s / 4, 1.0), self._find_stalled
-            )
+            self._watch = asyncio.get_running_loop().call_later(min(self.stall_s / 4, 1.0), self._find_stalled)
 
     def _find_stalled(self) -> None:
         self._watch = None

@@ -71,18 +71,14 @@ def init_plan(serve_line: str, engines: Sequence[str] = ()) -> str:
     try:
         line = parse_serve_line(serve_line) if serve_line.strip() else ServeLine(model="org/name")
     except ValueError as error:
-        raise PlanError(
-            f"the serve line cannot be used: {error}.", "Put the whole command in quotes."
-        ) from None
+        raise PlanError(f"the serve line cannot be used: {error}.", "Put the whole command in quotes.") from None
     fixed = {name: value for name, value in line.args.items() if name not in (*_AROUND, *_DRAFTED)}
     if "kv_cache_memory_bytes" not in fixed:
         fixed.pop("gpu_memory_utilization", None)
     model = line.model or "org/name"
     cpu = bool(engines) and all("cpu" in engine for engine in engines)
     return _PLAN.format(
-        name=_yaml(
-            re.sub(r"[^A-Za-z0-9._-]", "-", model.rstrip("/").split("/")[-1]).lstrip(".-_") or "study"
-        ),
+        name=_yaml(re.sub(r"[^A-Za-z0-9._-]", "-", model.rstrip("/").split("/")[-1]).lstrip(".-_") or "study"),
         model=_yaml({"path" if model.startswith(("/", ".", "~")) else "id": model}),
         engines="\n".join(f"  - {_yaml(engine)}" for engine in engines or ("vllm==0.32.0",)),
         serve=_yaml({**fixed, **({"env": line.env} if line.env else {})}),
@@ -118,16 +114,12 @@ def _knobs(line: ServeLine) -> str:
     lines = []
     for name, usual in _AROUND.items():
         today = line.args.get(name)
-        values = (
-            sorted({today // 2 or 1, today, today * 2}) if isinstance(today, int) and today > 0 else usual
-        )
+        values = sorted({today // 2 or 1, today, today * 2}) if isinstance(today, int) and today > 0 else usual
         lines.append(f"  # {CATALOG[name].says}\n  {name}: {_yaml(list(values))}")
     if "kv_cache_memory_bytes" not in line.args:
         today = line.args.get("gpu_memory_utilization", 0.9)
         values = sorted({round(today - 0.05, 3), today, min(0.95, round(today + 0.03, 3))})
-        lines.append(
-            f"  # {CATALOG['gpu_memory_utilization'].says}\n  gpu_memory_utilization: {_yaml(values)}"
-        )
+        lines.append(f"  # {CATALOG['gpu_memory_utilization'].says}\n  gpu_memory_utilization: {_yaml(values)}")
     return "\n".join(lines) + "\n"
 
 

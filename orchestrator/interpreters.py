@@ -30,16 +30,12 @@ def find_interpreter(wanted: str | None) -> tuple[Path, str]:
     for candidate in _candidates(wanted):
         ask = [str(candidate), "-c", "import platform; print(platform.python_version())"]
         try:
-            version = subprocess.run(
-                ask, capture_output=True, text=True, timeout=30, check=True
-            ).stdout.strip()
+            version = subprocess.run(ask, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
         except (OSError, subprocess.SubprocessError):
             continue
         if tuple(map(int, version.split(".")[:2])) >= (3, 10):
             return candidate, version
-    raise PlanError(
-        f"No working interpreter was found for Python {wanted}.", "Give the path of one, from 3.10 on."
-    )
+    raise PlanError(f"No working interpreter was found for Python {wanted}.", "Give the path of one, from 3.10 on.")
 
 
 def _candidates(wanted: str | None) -> list[Path]:
@@ -48,9 +44,7 @@ def _candidates(wanted: str | None) -> list[Path]:
     if not wanted:
         # Not the virtual environment's: the engine's would break when ours is made anew.
         name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        return [
-            path for path in (Path(sys.base_prefix) / "bin" / name, Path(sys.executable)) if path.is_file()
-        ]
+        return [path for path in (Path(sys.base_prefix) / "bin" / name, Path(sys.executable)) if path.is_file()]
     on_path = [Path(folder) / f"python{wanted}" for folder in os.get_exec_path() if folder.startswith("/")]
     versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     managed = sorted(versions.glob(f"{wanted}*/bin/python{'.'.join(wanted.split('.')[:2])}"))
@@ -81,12 +75,7 @@ def probe_interpreter(python: Path, *, import_engine: bool = False, timeout_s: f
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentBroken(f"{python} could not be asked what it holds: {error}", hint) from error
     if done.returncode != 0:
-        said = (
-            done.stderr.strip()[-1500:]
-            or "it said nothing: perhaps its machine code does not suit this processor"
-        )
-        raise EnvironmentBroken(
-            f"{python} ended with {done.returncode} when asked what it holds:\n{said}", hint
-        )
+        said = done.stderr.strip()[-1500:] or "it said nothing: perhaps its machine code does not suit this processor"
+        raise EnvironmentBroken(f"{python} ended with {done.returncode} when asked what it holds:\n{said}", hint)
     report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return report

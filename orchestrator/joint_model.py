@@ -133,7 +133,12 @@ class JointModel:
         for one in itertools.compress(self._mixture, weights > _UNLIKELY):
             k = f_cross + (_change(self._space, cross, one.sizes) + self._rescaled(self._felt, felt, one.sizes)) * new
             means.append(k.T @ one.alpha + asked.tokens + self._level)
-            covariances.append(f_own + _change(self._space, own, one.sizes) + self._rescaled(felt, felt, one.sizes) - k.T @ one.inverse @ k)
+            covariances.append(
+                f_own
+                + _change(self._space, own, one.sizes)
+                + self._rescaled(felt, felt, one.sizes)
+                - k.T @ one.inverse @ k
+            )
         kept = weights[weights > _UNLIKELY]
         return Forecast(np.array(means), np.array(covariances), kept / kept.sum())
 
@@ -185,9 +190,7 @@ def fit_scales(space: SearchSpace, old: Sequence[Reading], rates: Rates, sd: flo
         return 0.5 * float(((x - centre) ** 2).sum()) - value, x - centre - slopes
 
     bounds = [(c - 3, c + 3) for c in centre]
-    best = optimize.minimize(
-        cost, centre, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40}
-    )
+    best = optimize.minimize(cost, centre, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
     return dict(zip(names, np.exp(best.x).tolist(), strict=True))
 
 

@@ -104,9 +104,7 @@ def fit_k_curve(depths: Sequence[Depth], launch_sd: float = 0.02) -> KCurve:
     predictions = [KPrediction(k=0, decode_tok_s=base, measured_tok_s=base)] if base else []
     for k, tok_s in zip(ks.tolist(), curve.tolist(), strict=True):
         off = not fewest <= k <= seen[-1].k
-        predictions.append(
-            KPrediction(k=k, decode_tok_s=tok_s, measured_tok_s=measured.get(k), extrapolated=off)
-        )
+        predictions.append(KPrediction(k=k, decode_tok_s=tok_s, measured_tok_s=measured.get(k), extrapolated=off))
     return KCurve(
         predictions=tuple(predictions),
         best_k=max(predictions, key=lambda p: p.decode_tok_s).k,
@@ -186,7 +184,5 @@ def _doubts(predictions: Sequence[KPrediction], cost: float, launch_sd: float) -
     notes = [f"a draft token seems to cost {cost:.2f} passes: doubt the fit"] if cost > _DEAREST else []
     off = {p.k: math.log(p.measured_tok_s / p.decode_tok_s) for p in predictions if p.measured_tok_s}
     far = {k: gap for k, gap in off.items() if abs(gap) > 3 * launch_sd}
-    notes += [
-        f"k = {k} measures {gap:+.1%} from the curve: something changes there" for k, gap in far.items()
-    ]
+    notes += [f"k = {k} measures {gap:+.1%} from the curve: something changes there" for k, gap in far.items()]
     return notes

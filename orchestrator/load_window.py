@@ -79,9 +79,7 @@ class Traffic:
         return found
 
 
-def send_window(
-    client: StreamClient, workload: Workload, window: int, *, model: str, timeout_s: float
-) -> Traffic:
+def send_window(client: StreamClient, workload: Workload, window: int, *, model: str, timeout_s: float) -> Traffic:
     """Runs an event loop of its own until every request has its answer or the bound is reached.
 
     Raises:

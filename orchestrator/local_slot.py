@@ -177,12 +177,8 @@ class LocalSlot:
             ),
         )
         assert self._launch is not None  # noqa: S101 - set by launch
-        self._launch = self._launch.model_copy(
-            update={"ready_s": ready.ready_s, "reported": facts, "checks": checks}
-        )
-        return LaunchReport(
-            launch=self._launch, base_url=ready.base_url, model=ready.model_id, live=live_items(facts)
-        )
+        self._launch = self._launch.model_copy(update={"ready_s": ready.ready_s, "reported": facts, "checks": checks})
+        return LaunchReport(launch=self._launch, base_url=ready.base_url, model=ready.model_id, live=live_items(facts))
 
     def _expected(self, order: LaunchOrder, ready: Ready) -> ServerExpectation:
         """What each window is held against: what was asked for, and what the engine said it took."""

@@ -26,9 +26,7 @@ class Memory:
         warn: Told once when the store is out: the study goes on, the journal is its spool.
     """
 
-    def __init__(
-        self, journal: Journal, send: Callable[[], SyncCounts] | None, warn: Callable[[str], None]
-    ) -> None:
+    def __init__(self, journal: Journal, send: Callable[[], SyncCounts] | None, warn: Callable[[str], None]) -> None:
         self._journal, self._send, self._warn = journal, send, warn
         self._lock = threading.RLock()
         self._records: dict[str, list[TrialRecord]] = {}

@@ -93,9 +93,7 @@ def experiment_link(base: str, experiment_id: str | None) -> str:
 
 def compare_link(base: str, experiment_ids: Sequence[str], run_ids: Sequence[str]) -> str:
     """MLflow's comparison of runs, charts and values side by side."""
-    runs, experiments = (
-        quote(json.dumps(list(ids), separators=(",", ":"))) for ids in (run_ids, experiment_ids)
-    )
+    runs, experiments = (quote(json.dumps(list(ids), separators=(",", ":"))) for ids in (run_ids, experiment_ids))
     return f"{base}/#/compare-runs?runs={runs}&experiments={experiments}"
 
 
@@ -109,9 +107,7 @@ def _wait(port: int, process: subprocess.Popen[bytes], log: Path, clock: Clock, 
     with _local(f"http://{HOST}:{port}") as client:
         while clock.monotonic() < deadline:
             if process.poll() is not None:
-                raise TrackerError(
-                    f"MLflow's server ended with code {process.returncode}.", f"Its log: {log}"
-                )
+                raise TrackerError(f"MLflow's server ended with code {process.returncode}.", f"Its log: {log}")
             with contextlib.suppress(httpx.HTTPError):
                 if client.get("/health").is_success and listener_belongs_to(port, process.pid):
                     return

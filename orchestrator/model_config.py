@@ -65,8 +65,7 @@ class Fields:
         """The first of the names that is present; None where all are absent or null."""
         wanted = f"a whole number from {low} to {high}"
         found = (
-            self._checked(name, wanted, lambda value: type(value) is int and low <= value <= high)
-            for name in names
+            self._checked(name, wanted, lambda value: type(value) is int and low <= value <= high) for name in names
         )
         return next((value for value in found if value is not None), None)
 
@@ -79,9 +78,7 @@ class Fields:
 
     def number(self, name: str, default: float) -> float:
         wanted = f"a number above 0 and up to {MAX_VALUE}"
-        value = self._checked(
-            name, wanted, lambda value: type(value) in (int, float) and 0 < value <= MAX_VALUE
-        )
+        value = self._checked(name, wanted, lambda value: type(value) in (int, float) and 0 < value <= MAX_VALUE)
         return default if value is None else float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -89,9 +86,7 @@ class Fields:
         return default if value is None else bool(value)
 
     def text(self, name: str, default: str = "") -> str:
-        value = self._checked(
-            name, "a short text", lambda value: isinstance(value, str) and len(value) <= 1_000
-        )
+        value = self._checked(name, "a short text", lambda value: isinstance(value, str) and len(value) <= 1_000)
         return default if value is None else str(value)
 
     def items(self, name: str, of: type[str | int], limit: int = 10_000) -> tuple[Any, ...] | None:
@@ -154,9 +149,7 @@ def _weight_files(directory: Path) -> list[Path]:
         held = _object(_read(index, MAX_INDEX_BYTES), index.name).get("weight_map")
         names = set(held.values()) if isinstance(held, dict) and all(map(_plain, held.values())) else set()
         if not names or len(names) > MAX_FILES:
-            raise PlanError(
-                f"{index.name}: its weight_map names no usable files.", "Download the model again."
-            )
+            raise PlanError(f"{index.name}: its weight_map names no usable files.", "Download the model again.")
         return [directory / name for name in sorted(names)]
     found = sorted(directory.glob("*.safetensors"))[:MAX_FILES]
     return [path for path in found if not path.name.startswith("consolidated")] or found
@@ -201,9 +194,7 @@ def _regular(path: Path) -> int:
     try:
         found = path.stat()
     except OSError as error:
-        raise PlanError(
-            f"{path.name} cannot be read: {error.strerror}.", f"Look at {path.parent}."
-        ) from error
+        raise PlanError(f"{path.name} cannot be read: {error.strerror}.", f"Look at {path.parent}.") from error
     if not stat.S_ISREG(found.st_mode):
         raise PlanError(f"{path.name} is not a regular file.", f"Look at {path.parent}.")
     return found.st_size
@@ -211,9 +202,7 @@ def _regular(path: Path) -> int:
 
 def _read(path: Path, limit: int) -> bytes:
     if _regular(path) > limit:
-        raise PlanError(
-            f"{path.name} is larger than {limit >> 20} MiB.", "That is no model's config; look at it."
-        )
+        raise PlanError(f"{path.name} is larger than {limit >> 20} MiB.", "That is no model's config; look at it.")
     with path.open("rb") as file:
         return file.read(limit + 1)
 
@@ -230,9 +219,7 @@ def _object(text: bytes, name: str) -> dict[str, Any]:
     except RecursionError as error:
         raise PlanError(f"{name} is nested too deeply.", "That is no model's file; look at it.") from error
     except ValueError as error:
-        raise PlanError(
-            f"{name} is not usable JSON: {str(error)[:100]}.", "Download the file again."
-        ) from error
+        raise PlanError(f"{name} is not usable JSON: {str(error)[:100]}.", "Download the file again.") from error
     if not isinstance(value, dict):
         raise PlanError(f"{name} holds no JSON object.", "Download the file again.")
     return value

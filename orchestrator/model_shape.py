@@ -39,9 +39,7 @@ FAMILIES = {
     "MixtralForCausalLM": Family("mixtral", moe="mixtral"),
     **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), Family("deepseek", moe="deepseek")),
     "Gemma2ForCausalLM": Family("gemma2", norms=4),
-    **dict.fromkeys(
-        ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), Family("gemma3", qk_norm=True, norms=4)
-    ),
+    **dict.fromkeys(("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), Family("gemma3", qk_norm=True, norms=4)),
     "GptOssForCausalLM": Family("gpt_oss", qkv_bias=True, moe="gpt_oss"),
     "BambaForCausalLM": Family("bamba"),
     "GraniteMoeHybridForCausalLM": Family("granite_hybrid", moe="granite"),
@@ -125,9 +123,7 @@ def describe(config: Fields) -> ModelShape:
     drafts = text.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, low=0, high=100)
     counts = count_parameters(text, family, kinds)
     hidden, vocabulary = text.integer("hidden_size"), text.integer("vocab_size")
-    tied = text.flag(
-        "tie_word_embeddings", config.flag("tie_word_embeddings", family.name.startswith("gemma"))
-    )
+    tied = text.flag("tie_word_embeddings", config.flag("tie_word_embeddings", family.name.startswith("gemma")))
     always = counts.always + vocabulary * hidden + hidden
     return ModelShape(
         architecture=architecture,

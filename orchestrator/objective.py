@@ -31,8 +31,7 @@ def targets(objective: Objective, workloads: Sequence[str]) -> tuple[Target, ...
     lower = objective.goal == "minimize"
     if objective.over == "per_workload":
         return tuple(
-            Target(name=name, metric=objective.metric, workloads=(name,), lower_is_better=lower)
-            for name in workloads
+            Target(name=name, metric=objective.metric, workloads=(name,), lower_is_better=lower) for name in workloads
         )
     joined = Target(
         name=objective.over,

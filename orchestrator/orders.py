@@ -60,9 +60,7 @@ class Launchpad:
         return {
             name: str(value)
             for name, value in asked.items()
-            if "." not in name
-            and name not in ("drafter", "k")
-            and isinstance(value, bool | int | float | str)
+            if "." not in name and name not in ("drafter", "k") and isinstance(value, bool | int | float | str)
         }
 
     def _prefix_caching(self, configuration: Configuration) -> bool | None:

@@ -52,9 +52,7 @@ def pip_configuration(environ: Mapping[str, str], *, prefix: Path | None = None)
         for section, values in _read(file).items():
             sections.get(section, {}).update(values)
     variables = {_option(name[4:]): value for name, value in environ.items() if name.startswith("PIP_")}
-    return {
-        name: value for values in (*sections.values(), variables) for name, value in values.items() if value
-    }
+    return {name: value for values in (*sections.values(), variables) for name, value in values.items() if value}
 
 
 def _files(environ: Mapping[str, str], prefix: Path) -> list[Path]:

@@ -68,9 +68,7 @@ class Objective(PlanPart):
     )
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     limits: tuple[
-        Annotated[
-            Limit, BeforeValidator(parsed_limit), Also({"type": "string", "examples": ["p99_ttft_ms <= 200"]})
-        ],
+        Annotated[Limit, BeforeValidator(parsed_limit), Also({"type": "string", "examples": ["p99_ttft_ms <= 200"]})],
         ...,
     ] = ()
 
@@ -80,9 +78,7 @@ class Precision(PlanPart):
 
     relative: Share = Field(0.01, description="Half-width asked of a launch, such as 1%.")
     min_windows: int = Field(5, ge=2, description="Windows of a launch at least.")
-    max_windows: int = Field(
-        12, ge=2, le=1000, description="Windows after which a launch ends, settled or not."
-    )
+    max_windows: int = Field(12, ge=2, le=1000, description="Windows after which a launch ends, settled or not.")
     launch_noise: Share = Field(0.02, description="Prior for the spread between launches, such as 2%.")
     indifference: Share | None = Field(None, description="Differences under this are ties.")
     launches: int = Field(1, ge=1, description="Launches of each configuration in the search.")
@@ -184,18 +180,16 @@ class TuningPlan(PlanPart):
     serve: Annotated[
         ServeSettings,
         BeforeValidator(serve_forms),
-        WithJsonSchema(
-            {"type": "object", "properties": {"env": {"type": "object"}}, "additionalProperties": True}
-        ),
+        WithJsonSchema({"type": "object", "properties": {"env": {"type": "object"}}, "additionalProperties": True}),
     ] = Field(default_factory=ServeSettings, description="Flags fixed for every launch, and env.")
     incumbent: Annotated[
         ServeLine | None,
         BeforeValidator(lambda given: parse_serve_line(given) if isinstance(given, str) else given),
         WithJsonSchema({"type": "string"}),
     ] = Field(None, description="The vllm serve line that runs today; measured first.")
-    workloads: Annotated[
-        tuple[Annotated[Workload, BeforeValidator(_workload)], ...], AfterValidator(_some_traffic)
-    ] = Field(description="The traffic that decides; all of it is measured in each launch.")
+    workloads: Annotated[tuple[Annotated[Workload, BeforeValidator(_workload)], ...], AfterValidator(_some_traffic)] = (
+        Field(description="The traffic that decides; all of it is measured in each launch.")
+    )
     chosen: SpaceInput = Field(default_factory=SpaceInput, alias="space")
     objective: Objective = Objective()
     precision: Precision = Precision()

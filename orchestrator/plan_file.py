@@ -85,9 +85,7 @@ def _text(file: Path) -> str:
             raise PlanError(f"{file} is not a file.", "Name a YAML file; `repeak init` writes one.")
         raw = file.read_bytes()
     except OSError as error:
-        raise PlanError(
-            f"the plan {file} cannot be read: {error.strerror}.", "`repeak init` writes a plan."
-        ) from error
+        raise PlanError(f"the plan {file} cannot be read: {error.strerror}.", "`repeak init` writes a plan.") from error
     if len(raw) > _LARGEST:
         raise PlanError(f"{file} has {len(raw)} bytes; a plan has at most {_LARGEST}.")
     try:
@@ -144,9 +142,7 @@ def _plain(node: yaml.Node, place: _Place, lines: dict[_Place, int], above: Sequ
         # 1:30 would be 90 and a date would be a date: a plan has neither, so both stay text.
         text = kind == "timestamp" or (kind in ("int", "float") and ":" in node.value)
         return node.value if text else yaml.SafeLoader("").construct_object(node)
-    raise _Unreadable(
-        lines[place], f"{_named(place)} has the tag {node.tag}, which a plan may not; nothing was run"
-    )
+    raise _Unreadable(lines[place], f"{_named(place)} has the tag {node.tag}, which a plan may not; nothing was run")
 
 
 def _mapping(
@@ -185,9 +181,7 @@ def _sentence(each: Any) -> str:
     """What is wrong in one sentence, with what was given."""
     given = each["input"]
     shown = (
-        ""
-        if isinstance(given, dict) or each["type"] in ("missing", "value_error")
-        else json.dumps(given, default=str)
+        "" if isinstance(given, dict) or each["type"] in ("missing", "value_error") else json.dumps(given, default=str)
     )
     what = _TYPES.get(each["type"]) or each["msg"].removeprefix("Value error, ")
     what = what.replace("Input should be", "must be")
@@ -210,9 +204,7 @@ def _line(lines: Mapping[_Place, int], place: _Place) -> int:
 
 
 def _named(place: _Place) -> str:
-    return (
-        "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".") or "plan"
-    )
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".") or "plan"
 
 
 def _fields(model: Any, loc: Sequence[str | int]) -> list[str]:

@@ -27,9 +27,7 @@ class Also:
         self.forms = forms
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        forms = [
-            form if isinstance(form, dict) else handler(form.__pydantic_core_schema__) for form in self.forms
-        ]
+        forms = [form if isinstance(form, dict) else handler(form.__pydantic_core_schema__) for form in self.forms]
         return {"anyOf": [*forms, handler(core)]}
 
 
@@ -54,17 +52,13 @@ Seconds = Annotated[
     float,
     Field(gt=0, allow_inf_nan=False),
     BeforeValidator(_seconds),
-    WithJsonSchema(
-        {"type": "string", "pattern": r"^(\d+(\.\d+)?\s*[smhd]\s*)+$", "examples": ["35m", "1h30m"]}
-    ),
+    WithJsonSchema({"type": "string", "pattern": r"^(\d+(\.\d+)?\s*[smhd]\s*)+$", "examples": ["35m", "1h30m"]}),
 ]
 Share = Annotated[
     float,
     Field(gt=0, lt=1),
     BeforeValidator(_share),
-    WithJsonSchema(
-        {"type": ["number", "string"], "pattern": r"^\d+(\.\d+)?\s*%$", "examples": ["15%", 0.15]}
-    ),
+    WithJsonSchema({"type": ["number", "string"], "pattern": r"^\d+(\.\d+)?\s*%$", "examples": ["15%", 0.15]}),
 ]
 
 
@@ -83,9 +77,7 @@ def single_model(given: Any) -> Any:
     if isinstance(given, str):
         path = given.startswith(("/", ".", "~", "$"))
         return {"model": {"path" if path else "id": given}}
-    variants = (
-        isinstance(given, Mapping) and given and all(isinstance(one, Mapping) for one in given.values())
-    )
+    variants = isinstance(given, Mapping) and given and all(isinstance(one, Mapping) for one in given.values())
     return given if variants or not isinstance(given, Mapping) else {"model": given}
 
 

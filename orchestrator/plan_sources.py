@@ -77,9 +77,7 @@ class EngineSpec(PlanPart):
             wanted = Requirement(text) if text else None
         except InvalidRequirement as error:
             raise ValueError("must be a requirement; write it like vllm==0.32.0") from error
-        if wanted and (
-            is_secret("", text) or "@" in (wanted.url or "").partition("://")[2].partition("/")[0]
-        ):
+        if wanted and (is_secret("", text) or "@" in (wanted.url or "").partition("://")[2].partition("/")[0]):
             raise ValueError("carries credentials; keep them in the index configuration of pip or uv")
         if wanted and not wanted.url and not re.fullmatch(r"===?[^*,]+", str(wanted.specifier)):
             raise ValueError(f"must pin one version; write it like {wanted.name}==0.32.0")
@@ -89,9 +87,7 @@ class EngineSpec(PlanPart):
     def _one_kind(self) -> EngineSpec:
         if sum(map(bool, (self.requirement, self.python, self.simulated))) != 1:
             raise ValueError("needs requirement, python or simulated, one of them")
-        if not self.requirement and (
-            self.build_python or self.torch_backend or self.constraints or self.packages
-        ):
+        if not self.requirement and (self.build_python or self.torch_backend or self.constraints or self.packages):
             raise ValueError("has build settings, but only a requirement is built")
         return self
 
@@ -110,11 +106,7 @@ def unique_engines(engines: tuple[EngineSpec, ...]) -> tuple[EngineSpec, ...]:
         problems.append(((), "the list is empty; name at least one engine, such as vllm==0.32.0"))
     seen: set[str] = set()
     for index, one in enumerate(engines):
-        place = (
-            ""
-            if one.constraints or one.packages or one.torch_backend or one.build_python
-            else one.requirement
-        )
+        place = "" if one.constraints or one.packages or one.torch_backend or one.build_python else one.requirement
         same = {one.name, place or one.python or one.name}
         if same & seen:
             problems.append(((index,), f"{one.requirement or one.python or one.name} stands here twice"))

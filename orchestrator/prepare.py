@@ -49,9 +49,7 @@ def missing_environments(plan: TuningPlan) -> list[EngineSpec]:
     ]
 
 
-def prepare_studies(
-    plan: TuningPlan, *, logs: Path, memory: Memory | None, progress: Progress
-) -> list[Study]:
+def prepare_studies(plan: TuningPlan, *, logs: Path, memory: Memory | None, progress: Progress) -> list[Study]:
     """One study per engine and model variant, in plan order; builds the environments that are missing.
 
     Raises:
@@ -130,9 +128,7 @@ def _study(name: str, held: _Held) -> Study:
     key = study_key(plan, stack, held.flags)
     incumbent = None
     if plan.incumbent is not None:
-        incumbent, _ = incumbent_configuration(
-            plan.incumbent, held.space, held.flags, plan.serve.env
-        )
+        incumbent, _ = incumbent_configuration(plan.incumbent, held.space, held.flags, plan.serve.env)
     return Study(
         engine=name,
         key=key,
@@ -186,7 +182,5 @@ def _config(source: ModelSource) -> dict[str, Any]:
 
 def _facts(config: Mapping[str, Any]) -> KnownFacts:
     text = config.get("text_config") or config
-    heads = next(
-        (text[name] for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if name in text), 0
-    )
+    heads = next((text[name] for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if name in text), 0)
     return KnownFacts(model_max_len=text.get("max_position_embeddings"), n_predict=heads if config else None)

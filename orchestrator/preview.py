@@ -26,13 +26,9 @@ _SHOWN = 40
 def preview(plan: TuningPlan) -> dict[str, Any]:
     """The preview as plain data; commands only of engines whose environment is there already."""
     missing = missing_environments(plan)
-    present = plan.model_copy(
-        update={"engines": tuple(engine for engine in plan.engines if engine not in missing)}
-    )
+    present = plan.model_copy(update={"engines": tuple(engine for engine in plan.engines if engine not in missing)})
     lines: list[str] = []
-    studies = prepare_studies(
-        present, logs=home() / "journals", memory=None, progress=PlainProgress(lines.append)
-    )
+    studies = prepare_studies(present, logs=home() / "journals", memory=None, progress=PlainProgress(lines.append))
     low, high = launch_bounds(plan, studies) if studies else (1, plan.budget.launches or plan.search.launches)
     windows = len(plan.workloads)
     rule = plan.precision.rule()
@@ -43,9 +39,7 @@ def preview(plan: TuningPlan) -> dict[str, Any]:
         "plan": plan.name,
         "build": [engine.name for engine in missing],
         "commands": {
-            study.engine: [
-                shlex.join(shown_command(study.pad, one)) for one in study.space.enumerate(limit=_SHOWN)
-            ]
+            study.engine: [shlex.join(shown_command(study.pad, one)) for one in study.space.enumerate(limit=_SHOWN)]
             for study in studies
         },
         "configurations": {study.engine: study.space.size() for study in studies},

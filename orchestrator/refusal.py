@@ -47,9 +47,7 @@ def refuse(study: Study, configuration: Configuration, records: Sequence[TrialRe
     return known_failure(configuration, study.space, records)
 
 
-def known_failure(
-    configuration: Configuration, space: SearchSpace, records: Sequence[TrialRecord]
-) -> Failure | None:
+def known_failure(configuration: Configuration, space: SearchSpace, records: Sequence[TrialRecord]) -> Failure | None:
     """A failure that was paid for already and holds here: of this configuration, or of one that needs less."""
     for record in records:
         failure = record.failure
@@ -60,9 +58,7 @@ def known_failure(
         resource = _RESOURCE.get(failure.cause)
         if resource and _needs_at_least(configuration.values, record.configuration.values, resource, space):
             return failure.model_copy(
-                update={
-                    "message": f"needs no less {resource} memory than trial #{record.number}: {failure.message}"
-                }
+                update={"message": f"needs no less {resource} memory than trial #{record.number}: {failure.message}"}
             )
     return None
 

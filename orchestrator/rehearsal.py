@@ -36,9 +36,7 @@ def simulated(what: str, directory: Path) -> EngineEnvironment:
     move, _, rest = what.partition("/")
     seed, _, side = rest.partition("/")
     if move not in MOVES or not seed.isdigit() or side not in ("old", "new"):
-        raise PlanError(
-            f"{what!r} is no simulated engine.", f"Write MOVE/SEED/old or new; moves: {', '.join(MOVES)}."
-        )
+        raise PlanError(f"{what!r} is no simulated engine.", f"Write MOVE/SEED/old or new; moves: {', '.join(MOVES)}.")
     surface = make_surface(move, int(seed))[side == "new"]
     noise = Noise(launch_sd=0.015, window_sd=0.002)
     return simulated_environment(Simulation(surface=surface, noise=noise, seed=int(seed), speed=_SPEED), directory)

@@ -3,142 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Literal
 
 import numpy as np
 
 from search_spaces.configuration import Configuration
-from search_spaces.space import SearchSpace
-from trackers.records import Role, TrialRecord
+from trackers.records import TrialRecord
 
-from .candidates import Candidate, Target, candidates, noise_of
-from .joint_model import Forecast, JointModel, Rates, Reading, fit_scales
+from .candidates import Candidate, noise_of
+from .joint_model import Forecast, JointModel, Reading
 from .launch_noise import LaunchNoise, disagree, finalist_launches
-from .peak import Peak, beats, declare_peak
+from .peak import beats, declare_peak
 from .refusal import known_failure
-from .shift import PeakShift, judge_shift
-from .stability import StabilityRule
+from .retune_view import Frame, Seen, Step, Verdict, drafting
+from .shift import judge_shift
 
-__all__ = ["FAST", "THOROUGH", "Effort", "Frame", "Seen", "Step", "Verdict", "next_step", "seen"]
+__all__ = ["next_step"]
 
 _ANCHORS = 2
 _NO_DRAFTER = ("unsupported_drafter", "unknown_drafter")
 _CHANGED = 2.0  # log likelihood ratio from which the shape counts as changed
 _CLEAR = 5.0  # indifference zones of lead that no drift of a machine makes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """How far a retune goes: launches on the new stack before the finals, and what is worth one.
-
-    `calm` launches where nothing seems to have moved, `most` where something has. `gain` is the expected gain
-    (indifference zones) worth a launch. Drafters that were `hopeless` (log units behind on the old stack) are
-    not visited again. At most `rivals` finalists beside the old peak.
-    """
-
-    calm: int
-    most: int
-    gain: float
-    gain_moved: float
-    hopeless: float
-    rivals: int
-    finals: int
-
-
-FAST = Effort(calm=10, most=14, gain=0.5, gain_moved=0.15, hopeless=0.4, rivals=1, finals=3)
-THOROUGH = Effort(calm=14, most=19, gain=0.3, gain_moved=0.1, hopeless=2.0, rivals=3, finals=5)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """What a retune holds fixed. `refuses`: whether arithmetic rules a configuration out on the new stack.
-
-    `scales` are those of the old surface (`fit_scales`); `alternate`: the old engine can still be launched.
-    """
-
-    space: SearchSpace
-    old_peak: Configuration
-    target: Target
-    delta: float
-    launch_noise: float
-    scales: Mapping[str, float]
-    effort: Effort = FAST
-    refuses: Callable[[Configuration], bool] = field(default=lambda _: False)
-    alternate: bool = False
-    memo: dict[str, tuple[Configuration, ...]] = field(default_factory=dict)
-
-    def around(self, base: Configuration) -> tuple[Configuration, ...]:
-        """One knob away from a configuration."""
-        if base.key not in self.memo:
-            self.memo[base.key] = tuple(_one_knob_away(self.space, base))
-        return self.memo[base.key]
-
-
-@dataclass(frozen=True)
-class Step:
-    """The next launch: of what, in which role and why; on the old stack where both take turns."""
-
-    configuration: Configuration
-    role: Role
-    reason: str
-    stack: Literal["new", "old"] = "new"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    shift: PeakShift
-    peak: Peak | None
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What the records of one stack say for one target."""
-
-    records: tuple[TrialRecord, ...]
-    field: tuple[Candidate, ...]
-    rates: Rates
-
-    @cached_property
-    def failed(self) -> tuple[TrialRecord, ...]:
-        return tuple(one for one in self.records if one.state == "engine_failed")
-
-    @cached_property
-    def readings(self) -> list[tuple[Configuration, tuple[float, ...]]]:
-        return [(one.configuration, one.searched + one.fresh) for one in self.field]
-
-    def times(self, configuration: Configuration, *roles: Role) -> int:
-        """How often it was tried in one of these roles (any, where none is named)."""
-        tried = self._tried.get(configuration.key, Counter())
-        return sum(count for role, count in tried.items() if not roles or role in roles)
-
-    @cached_property
-    def _tried(self) -> dict[str, Counter[Role]]:
-        found: dict[str, Counter[Role]] = {}
-        for one in self.records:
-            found.setdefault(one.configuration.key, Counter())[one.role] += 1
-        return found
-
-
-def seen(records: Sequence[TrialRecord], target: Target, rule: StabilityRule) -> Seen:
-    """Records as a retune reads them; interrupted and lost ones say nothing."""
-    told = tuple(one for one in records if one.state not in ("interrupted", "lost"))
-    rows: dict[str, dict[int, list[list[float]]]] = {}
-    for record in told:
-        k = record.configuration.k
-        for window in record.windows:
-            counts = window.acceptance
-            if not k or counts is None or not counts.drafts or window.workload.name not in target.workloads:
-                continue
-            if len(counts.accepted_per_position) >= k:
-                row = [accepted / counts.drafts for accepted in counts.accepted_per_position[:k]]
-                rows.setdefault(record.configuration.drafter, {}).setdefault(k, []).append(row)
-    rates = {d: {k: np.mean(all_of, axis=0).tolist() for k, all_of in at.items()} for d, at in rows.items()}
-    return Seen(told, candidates(told, target, rule), rates)
 
 
 def next_step(old: Seen, new: Seen, frame: Frame) -> Step | Verdict:
@@ -257,7 +143,7 @@ class _Now:
         visited = {one.configuration.drafter for one in self.new.records}
         measured = {c.drafter for c, _ in self.old.readings}
         paths: dict[str, list[Configuration]] = {}
-        for one in _drafting(self.frame.space, self.base):
+        for one in drafting(self.frame.space, self.base):
             if one.drafter not in visited and not self.refused(one):
                 paths.setdefault(one.drafter, []).append(one)
         for drafter, path in paths.items():
@@ -284,9 +170,7 @@ class _Now:
         left = [
             (gain, one, names)
             for gain, one in zip(gains, self.options, strict=True)
-            if one.drafter == base.drafter
-            and len(names := _differing(one, base)) == 1
-            and not names & turned
+            if one.drafter == base.drafter and len(names := _differing(one, base)) == 1 and not names & turned
         ]
         if not left or self.spent >= self.frame.effort.calm:
             return None
@@ -310,9 +194,7 @@ class _Now:
         return [
             one
             for one in near
-            if one.k <= 1 + 1.5 * deepest.get(one.drafter, 4)
-            and not self.new.times(one)
-            and not self.refused(one)
+            if one.k <= 1 + 1.5 * deepest.get(one.drafter, 4) and not self.new.times(one) and not self.refused(one)
         ]
 
     @cached_property
@@ -343,9 +225,9 @@ class _Now:
             fresh = self.new.times(rival, "finalist")
             if fresh >= most or (fresh >= 2 and self._shown(rival)):
                 continue
-            if fresh and self.peak in self.here and self.lead[0] < _CLEAR * self.zone:
-                if self.new.times(self.peak, "finalist") < fresh:
-                    return Step(self.peak, "finalist", "the old peak in turn with what may replace it")
+            close = self.peak in self.here and self.lead[0] < _CLEAR * self.zone
+            if fresh and close and self.new.times(self.peak, "finalist") < fresh:
+                return Step(self.peak, "finalist", "the old peak in turn with what may replace it")
             return Step(rival, "finalist", "launched afresh, as the search chose it by its luck too")
         return None
 
@@ -365,9 +247,7 @@ class _Now:
         if self.peak not in by:
             return True
         lower = self.frame.target.lower_is_better
-        told = beats(
-            by[rival].fresh, by[self.peak].evidence, self.noise, self.frame.delta, lower_is_better=lower
-        )
+        told = beats(by[rival].fresh, by[self.peak].evidence, self.noise, self.frame.delta, lower_is_better=lower)
         return told.verdict == "better"
 
     @cached_property
@@ -406,23 +286,3 @@ class _Now:
 
 def _differing(one: Configuration, other: Configuration) -> set[str]:
     return {name for name in one.values.keys() | other.values.keys() if one.values.get(name) != other.values.get(name)}
-
-
-def _drafting(space: SearchSpace, base: Configuration) -> Iterator[Configuration]:
-    """Every drafter with each of its k, all else as in the base."""
-    for drafter in next(knob for knob in space.knobs if knob.name == "drafter").grid():
-        depth = [k for k in space.knobs if k.name == "k" and k.active({"drafter": drafter})]
-        for k in depth[0].grid() if depth else (0,):
-            one = space.complete({**base.values, "drafter": drafter, "k": k})
-            if space.contains(one):
-                yield one
-
-
-def _one_knob_away(space: SearchSpace, base: Configuration) -> Iterator[Configuration]:
-    yield from _drafting(space, base)
-    for knob in space.knobs:
-        if knob.name not in ("drafter", "k") and knob.active(base.values):
-            for value in knob.grid():
-                one = space.complete({**base.values, knob.name: value})
-                if space.contains(one):
-                    yield one

@@ -58,9 +58,7 @@ class Searcher:
         self._goals = goals
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self._study = optuna.create_study(
-                directions=["maximize"] * goals, sampler=_sampler(sampler, seed, goals)
-            )
+            self._study = optuna.create_study(directions=["maximize"] * goals, sampler=_sampler(sampler, seed, goals))
         self._told: dict[str, tuple[Configuration, Sequence[float] | None]] = {}
         for configuration, values, constraints in known:
             self._add(configuration, values, constraints)
@@ -180,9 +178,7 @@ def _suggest(trial: optuna.trial.Trial, knob: Knob) -> Scalar:
     if isinstance(shape, IntDistribution):
         return int(trial.suggest_int(knob.parameter, shape.low, shape.high, step=shape.step, log=shape.log))
     if isinstance(shape, FloatDistribution):
-        return float(
-            trial.suggest_float(knob.parameter, shape.low, shape.high, step=shape.step, log=shape.log)
-        )
+        return float(trial.suggest_float(knob.parameter, shape.low, shape.high, step=shape.step, log=shape.log))
     chosen: Scalar = trial.suggest_categorical(knob.parameter, list(knob.grid()))
     return chosen
 
@@ -198,6 +194,4 @@ def _sampler(name: str, seed: int, goals: int) -> optuna.samplers.BaseSampler:
     if name in ("random", "grid", "one_knob"):
         # grid and one_knob are queues that the caller makes; what is left of the budget is random
         return samplers.RandomSampler(seed=seed)
-    return samplers.TPESampler(
-        seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=8
-    )
+    return samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=8)

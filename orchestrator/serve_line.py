@@ -17,9 +17,7 @@ from search_spaces.space import SearchSpace
 
 __all__ = ["OWN_FLAGS", "ServeLine", "incumbent_configuration", "is_secret", "parse_serve_line"]
 
-OWN_FLAGS = frozenset(
-    {"model", "host", "port", "uds", "served_model_name", "root_path", "ssl_keyfile", "ssl_certfile"}
-)
+OWN_FLAGS = frozenset({"model", "host", "port", "uds", "served_model_name", "root_path", "ssl_keyfile", "ssl_certfile"})
 """Flags that every launch sets by itself, underscore names."""
 _SHORT = {
     "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size",
@@ -70,9 +68,7 @@ def parse_serve_line(text: str) -> ServeLine:
             args[_name(flag[5:])] = False
         else:
             _put(args, _name(flag), [_typed(value) for value in values])
-    dropped = [
-        name for name, value in args.items() if name in OWN_FLAGS - {"model"} or is_secret(name, value)
-    ]
+    dropped = [name for name, value in args.items() if name in OWN_FLAGS - {"model"} or is_secret(name, value)]
     hidden = [name for name, value in env.items() if is_secret(name, value)]
     return ServeLine(
         model=str(args.pop("model")) if "model" in args else None,
@@ -104,9 +100,7 @@ def incumbent_configuration(
             values[knob.name] = _scalar(_typed(value) if isinstance(value, str) else value)
     bound = {knob.env for knob in space.knobs}
     fixed = env or {}
-    extra: dict[str, Scalar] = {
-        f"serve.{n}": _scalar(v) for n, v in args.items() if v != {} and serve.get(n) != v
-    }
+    extra: dict[str, Scalar] = {f"serve.{n}": _scalar(v) for n, v in args.items() if v != {} and serve.get(n) != v}
     own = {name: value for name, value in line.env.items() if name not in bound and fixed.get(name) != value}
     extra |= {f"env.{name}": value for name, value in own.items()}
     return Configuration(values={**values, **extra}), extra
@@ -131,9 +125,7 @@ def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     for index, word in enumerate(words):
         if word == "serve" and index and words[index - 1].endswith("vllm"):
             return words[: index - 1], words[index + 1 :]
-        if word.endswith("openai.api_server") or (
-            index and "/vllm-" in f"/{word}" and not word.startswith("-")
-        ):
+        if word.endswith("openai.api_server") or (index and "/vllm-" in f"/{word}" and not word.startswith("-")):
             return words[:index], words[index + 1 :]
     raise ValueError("no `vllm serve` in this line; paste the whole command that starts the engine")
 

@@ -41,9 +41,7 @@ class LocalEngine(Frozen):
     log: Path | None = None
 
 
-def ask(
-    url: str, path: str, body: dict[str, Any] | None = None, *, api_key: str | None, timeout_s: float
-) -> Exchange:
+def ask(url: str, path: str, body: dict[str, Any] | None = None, *, api_key: str | None, timeout_s: float) -> Exchange:
     """One request by itself, its answer whole or its error named; never longer than `timeout_s`."""
     client = StreamClient(url, api_key=api_key, stall_s=timeout_s, connect_timeout_s=min(10.0, timeout_s))
 
@@ -74,9 +72,7 @@ def read_page(url: str, *, api_key: str | None = None, timeout_s: float = 10.0) 
     return parse_metrics(said.body.decode(errors="replace")) if said.status == 200 else None
 
 
-def view_server(
-    url: str, model: str | None = None, *, api_key: str | None = None, timeout_s: float = 10.0
-) -> Served:
+def view_server(url: str, model: str | None = None, *, api_key: str | None = None, timeout_s: float = 10.0) -> Served:
     """Ask a server who it is; changes nothing there.
 
     Raises:
@@ -91,9 +87,7 @@ def view_server(
     named = {str(one.get("id")): one for one in rows}
     if (model or not named) and model not in named:
         serves = ", ".join(named) or "no model"
-        raise MeasurementFailed(
-            f"{url} does not serve {model or 'anything'}: it has {serves}.", "See --model."
-        )
+        raise MeasurementFailed(f"{url} does not serve {model or 'anything'}: it has {serves}.", "See --model.")
     name = model or next(iter(named))
     length = named[name].get("max_model_len")
     return Served(
@@ -101,9 +95,7 @@ def view_server(
         model=name,
         root=str(named[name].get("root") or ""),
         max_model_len=length if isinstance(length, int) and length > 0 else None,
-        version=str(
-            answer_json(ask(url, "/version", api_key=api_key, timeout_s=timeout_s)).get("version") or ""
-        ),
+        version=str(answer_json(ask(url, "/version", api_key=api_key, timeout_s=timeout_s)).get("version") or ""),
     )
 
 
@@ -116,9 +108,7 @@ def local_engine(url: str) -> LocalEngine | None:
     for pid in sorted(process_table()) if sockets else ():
         with suppress(OSError):
             argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-            if ("serve" in argv or any(word.endswith("api_server") for word in argv)) and (
-                sockets & open_sockets(pid)
-            ):
+            if ("serve" in argv or any(word.endswith("api_server") for word in argv)) and (sockets & open_sockets(pid)):
                 pairs = (pair.decode(errors="replace").partition("=") for pair in environment(pid))
                 log = Path(f"/proc/{pid}/fd/1").readlink()
                 env = {name: value for name, _, value in pairs if name in _SHOWN}

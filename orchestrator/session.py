@@ -80,8 +80,7 @@ class Result:
                     "stack": study.stack.items,
                     "ended": self.outcome.ended.get(study.engine),
                     "peaks": {
-                        name: peak.model_dump(mode="json")
-                        for name, peak in self.outcome.peaks[study.engine].items()
+                        name: peak.model_dump(mode="json") for name, peak in self.outcome.peaks[study.engine].items()
                     },
                 }
                 for study in self.studies
@@ -120,9 +119,7 @@ def tune_plan(
             keep_plan(plan, journal.directory)
             for stray in sweep(home() / "running"):
                 progress.line(f"removed an engine left by a run that died: {stray.run}")
-            studies = prepare_studies(
-                plan, logs=journal.directory / "trials", memory=memory, progress=progress
-            )
+            studies = prepare_studies(plan, logs=journal.directory / "trials", memory=memory, progress=progress)
             _open_studies(studies, plan, journal, clock)
             memory.send()
             return _run(
@@ -193,9 +190,7 @@ def _run(
 
 
 def _ray_slots(plan: TuningPlan, address: str | None, progress: Progress) -> RaySlots:
-    return RaySlots(
-        plan.slots.count, address=address, gpus=plan.slots.gpus, directory=home(), say=progress.line
-    )
+    return RaySlots(plan.slots.count, address=address, gpus=plan.slots.gpus, directory=home(), say=progress.line)
 
 
 def _open_studies(studies: Sequence[Study], plan: TuningPlan, journal: Journal, clock: Clock) -> None:

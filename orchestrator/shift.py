@@ -200,9 +200,7 @@ def _speed(stacks: _Stacks, old_peak: Configuration) -> Speed:
     sign = -1 if stacks.target.lower_is_better else 1
     low, high = sorted(math.exp(sign * mean + side * noise.t() * se) for side in (-1, 1))
     launches = launches_for_gap(max(abs(mean), _MOVED * zone), noise.sd) if verdict == "cannot tell" else None
-    return Speed(
-        verdict=verdict, ratio=math.exp(sign * mean), low=low, high=high, launches_to_decide=launches
-    )
+    return Speed(verdict=verdict, ratio=math.exp(sign * mean), low=low, high=high, launches_to_decide=launches)
 
 
 def _shape(stacks: _Stacks, log_likelihood_ratio: float | None) -> tuple[Shape, str]:
@@ -262,9 +260,7 @@ def _moved_or_missed(stacks: _Stacks, best: Candidate, anchor: Candidate, found:
         (then, then_se), (now, now_se) = stacks.gap(pair[0], pair[1]), stacks.gap(best, anchor)
         if now - then < stacks.noise.t() * math.hypot(then_se, now_se):
             launches = launches_for_gap(max(abs(now - then), stacks.zone), math.sqrt(2) * stacks.noise.sd)
-            text = (
-                f"{best.configuration.label()}, better now, and {anchor.configuration.label()} on both stacks"
-            )
+            text = f"{best.configuration.label()}, better now, and {anchor.configuration.label()} on both stacks"
             return _Finding("missed", best.configuration, found, launches, text)
     return _Finding("moved", best.configuration, found)
 

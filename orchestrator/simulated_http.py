@@ -58,9 +58,7 @@ class Server:
         finally:
             writer.close()
 
-    async def _answer(
-        self, method: str, path: str, body: bytes, reader: StreamReader, writer: StreamWriter
-    ) -> None:
+    async def _answer(self, method: str, path: str, body: bytes, reader: StreamReader, writer: StreamWriter) -> None:
         kind, status = "application/json", 200
         try:
             self._refuse_when_dead()
@@ -107,9 +105,7 @@ class Server:
         if body.get("model", self.name) not in (self.name, None):
             raise Refusal(404, f"The model `{body['model']}` does not exist.")
         if self.scheduler.k and (body.get("min_p") or body.get("logit_bias")):
-            text = (
-                "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding"
-            )
+            text = "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding"
             raise Refusal(400, f"{text}.")
         try:
             asked = asked_of(body)

@@ -23,9 +23,7 @@ SPARK = Surface(
     slope=0.0,
     memory_gib=119.0,
     drafters={
-        "mtp": Drafter(
-            cost=0.153, overhead=0, acceptance={"generate": (0.86, 0.9843), "edit": (0.999, 0.9998)}
-        ),
+        "mtp": Drafter(cost=0.153, overhead=0, acceptance={"generate": (0.86, 0.9843), "edit": (0.999, 0.9998)}),
         "dspark": Drafter(
             cost=0.046,
             overhead=0,

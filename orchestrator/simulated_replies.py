@@ -65,9 +65,7 @@ def _content(message: Mapping[str, Any]) -> str:
 
 def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     given = body.get("response_format") or {}
-    found = (given.get("json_schema") or {}).get("schema") or (body.get("structured_outputs") or {}).get(
-        "json"
-    )
+    found = (given.get("json_schema") or {}).get("schema") or (body.get("structured_outputs") or {}).get("json")
     return found or body.get("guided_json") or ({} if given.get("type") == "json_object" else None)
 
 

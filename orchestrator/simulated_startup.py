@@ -120,9 +120,7 @@ def refuse_bad_values(args: Mapping[str, Any], surface: Surface) -> None:
         raise _invalid("CacheConfig", "gpu_memory_utilization\n  Input should be less than or equal to 1")
     if (length := args.get("max_model_len", 0)) > surface.max_model_len:
         text = f"User-specified max_model_len ({length}) is greater than the derived max_model_len"
-        raise _invalid(
-            "ModelConfig", f"  Value error, {text} (max_position_embeddings={surface.max_model_len})"
-        )
+        raise _invalid("ModelConfig", f"  Value error, {text} (max_position_embeddings={surface.max_model_len})")
 
 
 def failure_of(cause: str, values: Mapping[str, Any], surface: Surface) -> StartFailed:
@@ -147,9 +145,7 @@ def failure_of(cause: str, values: Mapping[str, Any], surface: Surface) -> Start
         return StartFailed("ValueError: No available memory for the cache blocks.", core=True)
     if cause == "kv_below_max_model_len":
         return StartFailed(_too_long(values, surface), core=True)
-    text = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
-    )
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
     text += f"of {surface.memory_gib:.2f} GiB of which 0.02 GiB is free."
     return StartFailed(text, core=True, frame=_STAGES[cause])
 

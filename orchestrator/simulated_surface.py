@@ -245,9 +245,7 @@ class Surface:
 def surface_from(data: Mapping[str, Any]) -> Surface:
     """A surface out of its JSON form (`dataclasses.asdict`)."""
     drafters = {
-        name: Drafter(
-            **{**drafter, "acceptance": {key: tuple(two) for key, two in drafter["acceptance"].items()}}
-        )
+        name: Drafter(**{**drafter, "acceptance": {key: tuple(two) for key, two in drafter["acceptance"].items()}})
         for name, drafter in data.get("drafters", {}).items()
     }
     tuples = {name: tuple(map(tuple, data[name])) for name in ("steps", "pairs")}

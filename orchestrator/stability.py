@@ -87,11 +87,7 @@ def judge_windows(values: Sequence[float], rule: StabilityRule) -> WindowVerdict
     used, precision = x[start:], math.log1p(rule.precision)
     half = _half_width(used)
     problem = _problem(x[first:], used, half, precision)
-    if (
-        problem == _HALVES
-        and len(x) > rule.min_windows
-        and judge_windows(values[:-1], rule).ending == "stable"
-    ):
+    if problem == _HALVES and len(x) > rule.min_windows and judge_windows(values[:-1], rule).ending == "stable":
         problem = None  # halves have to agree once; after that only what is shown unsettles a launch
     ending, reason = problem or ("stable", f"+-{half:.2%} over {len(used)} windows")
     capped = len(x) >= rule.max_windows

@@ -103,9 +103,7 @@ def search(study: Study, bench: Bench, *, allowance: int, workers: int = 1) -> s
     return ended[0]
 
 
-def attempt(
-    study: Study, bench: Bench, configuration: Configuration, role: Role, *, reserved: int = 0
-) -> TrialRecord:
+def attempt(study: Study, bench: Bench, configuration: Configuration, role: Role, *, reserved: int = 0) -> TrialRecord:
     """One configuration: refused before a launch, or run; a lost worker is tried once more elsewhere."""
     record = _attempt_once(study, bench, configuration, role)
     bench.budget.settle(reserved, len(record.launches))

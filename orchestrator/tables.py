@@ -59,9 +59,7 @@ def closing(
     return "\n".join(blocks)
 
 
-def _target(
-    name: str, peaks: Mapping[str, Mapping[str, Peak]], stacks: Mapping[str, StackFingerprint]
-) -> str:
+def _target(name: str, peaks: Mapping[str, Mapping[str, Peak]], stacks: Mapping[str, StackFingerprint]) -> str:
     first = next(by_target[name] for by_target in peaks.values() if name in by_target)
     held = _common([one for by_target in peaks.values() if name in by_target for one in _named(by_target[name])])
     table = columns("engine", "peak", first.target.metric, "launches", "stack")
@@ -200,8 +198,6 @@ def columns(*headers: str) -> Table:
 def drawn(table: Table) -> str:
     """A table as text of at most 80 columns."""
     buffer = StringIO()
-    Console(file=buffer, width=WIDTH, color_system=None, markup=False, emoji=False, highlight=False).print(
-        table
-    )
+    Console(file=buffer, width=WIDTH, color_system=None, markup=False, emoji=False, highlight=False).print(table)
     lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
     return "\n".join(lines) + "\n"

@@ -60,9 +60,7 @@ def warm_prefix(e: Evidence) -> Verdict:
         return None, "the server does not count prefix-cache hits"
     caching = e.after.labels("vllm:cache_config_info").get("enable_prefix_caching") if e.after else None
     off = caching == "False"
-    return (
-        hits == 0 if off else hits > 0
-    ), f"{hits:.0f} tokens from the cache{', which is off' if off else ''}"
+    return (hits == 0 if off else hits > 0), f"{hits:.0f} tokens from the cache{', which is off' if off else ''}"
 
 
 def token_identity(e: Evidence) -> Verdict:

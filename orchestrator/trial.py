@@ -121,9 +121,7 @@ def run_trial(plan: TrialPlan, slot: EngineSlot, remember: Remember, *, clock: C
     )
 
 
-def _launches(
-    plan: TrialPlan, slot: EngineSlot, remember: Remember, run: _Run
-) -> tuple[TrialState, str] | None:
+def _launches(plan: TrialPlan, slot: EngineSlot, remember: Remember, run: _Run) -> tuple[TrialState, str] | None:
     """Launch until enough launches agree; the state where it is already decided, else None."""
     retried = False
     while True:
@@ -209,9 +207,7 @@ def _estimates(plan: TrialPlan, run: _Run) -> dict[str, Estimate]:
     """`workload/metric` -> its estimate over launches, for every metric that every launch gave."""
     found: dict[str, Estimate] = {}
     for workload in plan.workloads:
-        names = {
-            name for window in run.windows if window.workload.name == workload.name for name in window.metrics
-        }
+        names = {name for window in run.windows if window.workload.name == workload.name for name in window.metrics}
         for metric in sorted(names):
             series = _series(run, workload.name, metric)
             if series and all(value > 0 for values in series for value in values):

@@ -142,12 +142,8 @@ def _field(records: Sequence[TrialRecord], target: Target, plan: TuningPlan) -> 
     """The candidates of a target; where the plan says so, a broken gate keeps one from being a peak."""
     found = candidates(records, target, plan.precision.rule())
     broken = broken_gates(records, plan.space.defaults) if plan.gates.exclude else {}
-    vetoes = {
-        one: f"breaks {', '.join(names)}, which the incumbent does not" for one, names in broken.items()
-    }
-    return tuple(
-        one.model_copy(update={"veto": one.veto or vetoes.get(one.configuration, "")}) for one in found
-    )
+    vetoes = {one: f"breaks {', '.join(names)}, which the incumbent does not" for one, names in broken.items()}
+    return tuple(one.model_copy(update={"veto": one.veto or vetoes.get(one.configuration, "")}) for one in found)
 
 
 def _peaks(study: Study, plan: TuningPlan, memory: Memory) -> dict[str, Peak]:

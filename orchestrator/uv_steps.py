@@ -42,9 +42,7 @@ class Uv:
         binary: Which uv; the one installed beside us when left out.
     """
 
-    def __init__(
-        self, environ: Mapping[str, str], progress: Callable[[str], None], binary: str | None = None
-    ) -> None:
+    def __init__(self, environ: Mapping[str, str], progress: Callable[[str], None], binary: str | None = None) -> None:
         settings = uv_settings(environ)
         self.environ = {**settings.environ, "NO_COLOR": "1", "UV_NO_PROGRESS": "1"}
         self.arguments = settings.arguments
@@ -75,9 +73,7 @@ class Uv:
         if code != 0:
             late = time.monotonic() - started >= timeout_s
             step = " ".join(["uv", *(word for word in command[:2] if word.isalpha())])
-            raise UvFailed(
-                step, f"{said}\n" + (f"ended after {timeout_s:.0f} s" if late else f"exit code {code}")
-            )
+            raise UvFailed(step, f"{said}\n" + (f"ended after {timeout_s:.0f} s" if late else f"exit code {code}"))
         return said
 
     def _start(self, command: Sequence[str], cwd: Path | None) -> subprocess.Popen[str]:
@@ -107,9 +103,7 @@ def _end(child: subprocess.Popen[str]) -> None:
             os.killpg(child.pid, signal.SIGKILL)
 
 
-def install(
-    steps: Uv, directory: Path, recipe: Recipe, interpreter: Path, also: Mapping[str, Sequence[str]]
-) -> bytes:
+def install(steps: Uv, directory: Path, recipe: Recipe, interpreter: Path, also: Mapping[str, Sequence[str]]) -> bytes:
     """Makes a virtual environment in a directory and fills it from a lock made here; returns the lock.
 
     The lock holds hashes and no address, so that it means the same wherever the packages come from.
@@ -132,9 +126,7 @@ def install(
     files = {"constraints": also.get("constraints", ()), "overrides": recipe.overrides, "wanted": wanted}
     for name, lines in files.items():
         (directory / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    limits = [
-        word for name in ("constraints", "overrides") if files[name] for word in (f"--{name}", f"{name}.txt")
-    ]
+    limits = [word for name in ("constraints", "overrides") if files[name] for word in (f"--{name}", f"{name}.txt")]
     source = _lock(steps, directory, recipe, limits)
     sync = ("pip", "sync", "--python", "bin/python", *source, "--compile-bytecode", "lock.txt")
     steps.run(*sync, timeout_s=_INSTALL_TIMEOUT_S, cwd=directory)
@@ -170,9 +162,7 @@ def _lock(steps: Uv, directory: Path, recipe: Recipe, limits: Sequence[str]) -> 
 def _check(steps: Uv, directory: Path, recipe: Recipe) -> None:
     """The consistency check of uv, less what was dropped and the engine's platform tag (it gets imported)."""
     try:
-        steps.run(
-            "pip", "check", "--python", "bin/python", timeout_s=_SHORT_TIMEOUT_S, cwd=directory, silent=True
-        )
+        steps.run("pip", "check", "--python", "bin/python", timeout_s=_SHORT_TIMEOUT_S, cwd=directory, silent=True)
     except UvFailed as failure:
         dropped = "|".join(map(re.escape, recipe.drops)) or "(?!)"
         engine = re.escape(recipe.distribution)
@@ -200,9 +190,7 @@ def explain(failure: UvFailed, recipe: Recipe, steps: Uv) -> RepeakError:
     hint = "Check pip's index settings, the network, the Python version and the constraints."
     if recipe.torch_backends[-1] and not recipe.cpu:
         hint += " A torch_backend asks PyTorch's own index: leave it out where that cannot be reached."
-    return EnvironmentBroken(
-        f"{recipe.requirement} could not be installed, {failure.step} failed:\n{tail}", hint
-    )
+    return EnvironmentBroken(f"{recipe.requirement} could not be installed, {failure.step} failed:\n{tail}", hint)
 
 
 def _nearest(recipe: Recipe, steps: Uv) -> str:

@@ -21,9 +21,7 @@ from .errors import PlanError
 
 __all__ = ["Kind", "Request", "Workload", "load_workload", "parse_goodput"]
 
-Kind = Literal[
-    "generate", "edit", "structured", "shared_prefix", "long_context", "mixed", "tool_loop", "jsonl"
-]
+Kind = Literal["generate", "edit", "structured", "shared_prefix", "long_context", "mixed", "tool_loop", "jsonl"]
 Phase = Literal["warm_up", "measured", "cool_down"]
 
 
@@ -224,9 +222,7 @@ class Workload(Frozen):
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return {"chat_template_kwargs": {"enable_thinking": self.enable_thinking}, **effort}
 
-    def _recorded(
-        self, line: dict[str, Any], mark: str, index: int, phase: Phase, at_s: float | None
-    ) -> Request:
+    def _recorded(self, line: dict[str, Any], mark: str, index: int, phase: Phase, at_s: float | None) -> Request:
         body = {name: value for name, value in line.items() if name not in ("arrival_s", "model")}
         asked = body.pop("max_completion_tokens", None) or body.pop("max_tokens", None) or self.output_tokens
         chat = "messages" in body

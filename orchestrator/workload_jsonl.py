@@ -23,9 +23,7 @@ def read(path: Path) -> tuple[str, ...]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(
-            f"{path} cannot be read: {error}.", "Give a UTF-8 file, one request a line."
-        ) from error
+        raise PlanError(f"{path} cannot be read: {error}.", "Give a UTF-8 file, one request a line.") from error
     requests: list[dict[str, Any]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:

@@ -102,9 +102,7 @@ _MORE = _knobs(
 )
 # fmt: on
 
-CATALOG: dict[str, Knob] = {
-    name: knob for space in (*READY_MADE.values(), _MORE) for name, knob in space.items()
-}
+CATALOG: dict[str, Knob] = {name: knob for space in (*READY_MADE.values(), _MORE) for name, knob in space.items()}
 
 
 def catalog_flags() -> dict[str, tuple[str | None, str | None]]:

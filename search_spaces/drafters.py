@@ -41,9 +41,7 @@ DRAFTERS: dict[str, Drafter] = dict(
         _drafter("mtp", "The multi-token heads within the target's own checkpoint.", (1, 8)),
         _drafter("dflash", "Drafts a block in one pass.", (2, 16), needs_model=True, since="0.20.0"),
         # DeepSeek-V4 carries its drafter within the target, so no model is asked for.
-        _drafter(
-            "dspark", "Drafts a block in one pass, each token aware of those before.", (2, 16), since="0.25.0"
-        ),
+        _drafter("dspark", "Drafts a block in one pass, each token aware of those before.", (2, 16), since="0.25.0"),
     ]
 )
 

@@ -53,9 +53,7 @@ class SearchSpace(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> SearchSpace:
         # Unconditional knobs first, so that going through the knobs in order decides each condition.
-        ordered = sorted(
-            self.knobs, key=lambda knob: (knob.name != "drafter", knob.name != "k", bool(knob.only_if))
-        )
+        ordered = sorted(self.knobs, key=lambda knob: (knob.name != "drafter", knob.name != "k", bool(knob.only_if)))
         object.__setattr__(self, "knobs", tuple(ordered))
         problems = [*self._condition_problems(), *self._target_problems(), *self._forbid_problems()]
         if problems:
@@ -131,9 +129,7 @@ class SearchSpace(BaseModel):
         yield from (one for one in (self.defaults,) if self.contains(one))
         for drafter in self._knob("drafter").near(self._knob("drafter").first):
             chosen: dict[str, Scalar] = {"drafter": drafter}
-            chosen.update(
-                {knob.name: _middle(knob) for knob in self.knobs if knob.name == "k" and knob.active(chosen)}
-            )
+            chosen.update({knob.name: _middle(knob) for knob in self.knobs if knob.name == "k" and knob.active(chosen)})
             yield from (one for one in (self.complete(chosen),) if self.contains(one))
 
     def simplest(self, configurations: Iterable[Configuration]) -> Configuration:
@@ -144,9 +140,7 @@ class SearchSpace(BaseModel):
         """This space on one engine version, and a sentence for each knob or drafter that it lacks."""
         gone = [knob for knob in self.knobs if knob.absent_in(version)]
         names = self._knob("drafter").grid()
-        lacking = [
-            name for name in names if lacks(version, DRAFTERS[str(name)].since, DRAFTERS[str(name)].until)
-        ]
+        lacking = [name for name in names if lacks(version, DRAFTERS[str(name)].since, DRAFTERS[str(name)].until)]
         kept = [name for name in names if name not in lacking] or ["none"]
         knobs = [
             knob.model_copy(update={"choices": tuple(kept)}) if knob.name == "drafter" else knob

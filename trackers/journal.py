@@ -223,13 +223,9 @@ class Journal:
         begun = self._of("begin").keys() | self._of("trial").keys()
         strays = {json.loads(key)[0] for kind in ("launch", "window") for key in self._of(kind)}
         for trial_id in sorted(trial_id for trial_id in strays if key_bytes(trial_id) not in begun):
-            self.messages.append(
-                f"{self.path}: {trial_id} has windows or launches but no beginning; not used."
-            )
+            self.messages.append(f"{self.path}: {trial_id} has windows or launches but no beginning; not used.")
         if found.torn:
-            self.messages.append(
-                f"{self.path}: the last line was cut short ({len(found.torn)} bytes) and is dropped."
-            )
+            self.messages.append(f"{self.path}: the last line was cut short ({len(found.torn)} bytes) and is dropped.")
 
     def _index(self, line: Line) -> bool:
         known = self._lines.setdefault(line.kind, {}).setdefault(line.key, [])

@@ -147,9 +147,7 @@ def trial_run(record: TrialRecord, redact: Callable[[str], str], folder: Path | 
     texts = {"record.json": redact(record.model_dump_json(indent=1))}
     values: dict[str, Scalar] = {"k": record.configuration.k, **record.configuration.values}
     values = {"role": record.role, "vllm": record.fingerprint.items.get("vllm", "?"), **values}
-    params = {
-        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()
-    }
+    params = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
     return RunContent(
         name=_text(redact(record.configuration.label()))[:NAME_LIMIT],
         tags=_fitted(_trial_tags(record), TAG_LIMIT, "tags", texts, redact),
@@ -220,11 +218,7 @@ def _trial_points(record: TrialRecord) -> Iterator[tuple[str, float, int, int]]:
 
 def _estimates_of(record: TrialRecord, workload: str) -> dict[str, Estimate]:
     prefix = f"{workload}/"
-    return {
-        key.removeprefix(prefix): estimate
-        for key, estimate in record.estimates.items()
-        if key.startswith(prefix)
-    }
+    return {key.removeprefix(prefix): estimate for key, estimate in record.estimates.items() if key.startswith(prefix)}
 
 
 def _metrics(window: Measurement) -> dict[str, float]:
@@ -247,9 +241,7 @@ def _mean(windows: Iterable[Measurement], name: str) -> float:
 
 def _points(found: Iterable[tuple[str, float, int, int]]) -> tuple[Point, ...]:
     return tuple(
-        Point(safe_name(name), float(value), at, step)
-        for name, value, at, step in found
-        if math.isfinite(value)
+        Point(safe_name(name), float(value), at, step) for name, value, at, step in found if math.isfinite(value)
     )
 
 

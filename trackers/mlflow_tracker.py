@@ -171,9 +171,7 @@ class MlflowTracker:
         client.set_terminated(run_id, content.status, content.ended_ms)
         return str(run_id)
 
-    def _fill(
-        self, client: MlflowClient, run_id: str, content: RunContent, tags: Mapping[str, str] = {}
-    ) -> None:
+    def _fill(self, client: MlflowClient, run_id: str, content: RunContent, tags: Mapping[str, str] = {}) -> None:
         from mlflow import entities  # noqa: PLC0415 - as above
 
         metrics = [entities.Metric(*point) for point in content.metrics]

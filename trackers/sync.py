@@ -54,9 +54,7 @@ def sync(journal: Journal, tracker: Tracker, *, verify: bool = False) -> SyncCou
     counts, problems = Counter[str](), list[str]()
     studies = journal.studies()
     homeless = {record.study for record in journal.records()} - studies.keys()
-    problems += [
-        f"The journal has trials of {study} but not its opening: not sent." for study in sorted(homeless)
-    ]
+    problems += [f"The journal has trials of {study} but not its opening: not sent." for study in sorted(homeless)]
     for opened in studies.values():
         try:
             have = tracker.known(opened) if verify else done
@@ -71,15 +69,11 @@ def sync(journal: Journal, tracker: Tracker, *, verify: bool = False) -> SyncCou
         except JournalProblem:
             raise
         except TrackerProblem as problem:
-            return SyncCounts(
-                **counts, outage=True, problems=(*problems, f"{problem.message} {problem.hint}")
-            )
+            return SyncCounts(**counts, outage=True, problems=(*problems, f"{problem.message} {problem.hint}"))
     return SyncCounts(**counts, problems=tuple(problems))
 
 
-def _sendings(
-    journal: Journal, tracker: Tracker, opened: StudyOpened
-) -> Iterator[tuple[str, Callable[[], str]]]:
+def _sendings(journal: Journal, tracker: Tracker, opened: StudyOpened) -> Iterator[tuple[str, Callable[[], str]]]:
     for record in journal.records(opened.study):
         folder = journal.folder(record.trial_id)
         yield uid_of(record.trial_id), partial(tracker.record, record, opened, folder)

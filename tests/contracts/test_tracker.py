@@ -58,15 +58,10 @@ def state(tracker: MlflowTracker, opened: StudyOpened) -> dict[str, Any]:
         for run in client.search_runs([experiment.experiment_id], max_results=1000):
             tags = {name: value for name, value in run.data.tags.items() if name != "mlflow.parentRunId"}
             history = {
-                name: sorted(
-                    (m.step, m.timestamp, m.value) for m in client.get_metric_history(run.info.run_id, name)
-                )
+                name: sorted((m.step, m.timestamp, m.value) for m in client.get_metric_history(run.info.run_id, name))
                 for name in run.data.metrics
             }
-            inputs = [
-                (one.dataset.name, one.dataset.digest, one.dataset.source)
-                for one in run.inputs.dataset_inputs
-            ]
+            inputs = [(one.dataset.name, one.dataset.digest, one.dataset.source) for one in run.inputs.dataset_inputs]
             info = (run.info.status, run.info.start_time, run.info.end_time, run.info.run_name)
             files = sorted((one.path, one.file_size) for one in client.list_artifacts(run.info.run_id))
             uid = tags.get("repeak.trial_uid", "parent")
@@ -94,9 +89,7 @@ def test_a_trial_is_a_child_run_with_its_knobs_numbers_state_and_record(
     assert run.data.metrics["edit.decode_tok_s_half_width"] == 1.25
     (dataset,) = run.inputs.dataset_inputs
     assert (dataset.dataset.name, dataset.dataset.digest) == ("edit", "e" * 36)
-    history = tracker._do(
-        lambda client: client.get_metric_history(run.info.run_id, "per_window/edit.decode_tok_s")
-    )
+    history = tracker._do(lambda client: client.get_metric_history(run.info.run_id, "per_window/edit.decode_tok_s"))
     assert [(one.step, one.value) for one in history] == [(1, 50.0), (2, 50.1), (3, 51.0), (4, 51.1)]
     assert json.loads(artifact(tracker, run.info.run_id, "record.json", tmp_path)) == json.loads(
         record.model_dump_json()
@@ -254,9 +247,7 @@ def test_four_writers_lose_and_double_nothing(
     command = [sys.executable, "-c", WRITER, str(Path(__file__).parent.parent / "fakes")]
     root = Path(trackers.__file__).parent.parent
     writers = [
-        subprocess.Popen(
-            [*command, f"w{n}", str(tmp_path), json.dumps(told)], cwd=root, stderr=subprocess.PIPE
-        )
+        subprocess.Popen([*command, f"w{n}", str(tmp_path), json.dumps(told)], cwd=root, stderr=subprocess.PIPE)
         for n in range(4)
     ]
     try:
@@ -269,9 +260,7 @@ def test_four_writers_lose_and_double_nothing(
             writer.wait()
     for uri, each in jobs:
         with MlflowTracker(uri, tmp_path) as tracker:
-            assert tracker.known(opened).keys() == {
-                f"w{n}-{trial}" for n in range(4) for trial in range(each)
-            }
+            assert tracker.known(opened).keys() == {f"w{n}-{trial}" for n in range(4) for trial in range(each)}
             experiment_id, _ = tracker.open_study(opened)
             runs = tracker._do(lambda client: client.search_runs([experiment_id], max_results=1000))  # noqa: B023
             assert len(runs) == 4 * each + 1

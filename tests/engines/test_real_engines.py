@@ -127,9 +127,7 @@ def test_both_versions_are_searched_and_drafting_pays_where_text_repeats(
         assert median(speed["ngram"]) > 1.4 * median(speed["none"])
 
 
-def test_every_launch_was_proven_and_left_nothing(
-    studied: tuple[Path, dict[str, object]], place: Path
-) -> None:
+def test_every_launch_was_proven_and_left_nothing(studied: tuple[Path, dict[str, object]], place: Path) -> None:
     with Journal(place / "journals" / "two-engines", read_only=True) as journal:
         for record in journal.records():
             checks = {check.name for window in record.windows for check in window.checks}

@@ -29,9 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--never-listen", action="store_true")
     parser.add_argument("--hang-health", action="store_true")
-    parser.add_argument(
-        "--hang-after", type=int, help="never answer this completion, counted from 0, nor later ones"
-    )
+    parser.add_argument("--hang-after", type=int, help="never answer this completion, counted from 0, nor later ones")
     parser.add_argument("--die-after", type=int, help="die at this completion, counted from 0")
     parser.add_argument("--refuse", action="store_true", help="answer completions with 500 and live on")
     parser.add_argument("--spam", action="store_true", help="fill the log")

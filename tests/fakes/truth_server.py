@@ -67,9 +67,7 @@ class Connection(asyncio.Protocol):
         while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
             head = self.buffer[:end].decode("latin-1")
             lower = head.lower()
-            size = (
-                int(lower.split("content-length:")[1].split("\r\n")[0]) if "content-length:" in lower else 0
-            )
+            size = int(lower.split("content-length:")[1].split("\r\n")[0]) if "content-length:" in lower else 0
             if len(self.buffer) < end + 4 + size:
                 return
             body, self.buffer = self.buffer[end + 4 : end + 4 + size], self.buffer[end + 4 + size :]
@@ -78,11 +76,7 @@ class Connection(asyncio.Protocol):
     def answer(self, head: str, body: bytes) -> None:
         method, path, _ = head.split("\r\n", maxsplit=1)[0].split(" ", 2)
         truth, lies = self.truth, self.truth.lies
-        if (
-            truth.api_key
-            and f"authorization: bearer {truth.api_key}" not in head.lower()
-            and path != "/metrics"
-        ):
+        if truth.api_key and f"authorization: bearer {truth.api_key}" not in head.lower() and path != "/metrics":
             self.whole(401, {"error": {"message": "invalid api key"}})
         elif path == "/v1/models":
             self.whole(200, {"data": [{"id": truth.model, "max_model_len": 2048}]})
@@ -97,9 +91,7 @@ class Connection(asyncio.Protocol):
             elif lies.get("status"):
                 self.whole(int(lies["status"]), {"error": {"message": "refused, as told"}})
             elif asked.get("tools") and truth.tools == "refuse":
-                message = (
-                    '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
-                )
+                message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
                 self.whole(400, {"error": {"message": message}})
             else:
                 Stream(self, asked, chat="chat" in path).start()
@@ -133,9 +125,7 @@ class Connection(asyncio.Protocol):
             }  # fmt: skip
             name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
             lines += [f'{name}{{position="{i}"}} {c.positions.get(i, 0)}' for i in range(self.truth.k)]
-        return (
-            "\n".join(lines + [f'vllm:{name}{{engine="0"}} {value}' for name, value in series.items()]) + "\n"
-        )
+        return "\n".join(lines + [f'vllm:{name}{{engine="0"}} {value}' for name, value in series.items()]) + "\n"
 
 
 class Stream:

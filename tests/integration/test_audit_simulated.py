@@ -118,9 +118,7 @@ def decode(url: str, prompts: list[str], tokens: int) -> Measurement:
     )
 
 
-def audited(
-    values: dict, *lies: str, prompts: tuple[str, ...] = ("a b c", "d e f", "g h i")
-) -> dict[str, str]:
+def audited(values: dict, *lies: str, prompts: tuple[str, ...] = ("a b c", "d e f", "g h i")) -> dict[str, str]:
     """Row -> verdict, findings only."""
     simulation = Simulation(surface=SURFACE, lies=lies)
     with served(simulation, values) as url:

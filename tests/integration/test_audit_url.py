@@ -87,12 +87,8 @@ def test_an_honest_engine_is_audited_in_time_and_left_as_it_was(tmp_path) -> Non
         rows, notes = audited(url, "--card", "NVIDIA H200")
         took, after = time.monotonic() - began, page(url)
     assert took < 120
-    assert not [note for note in notes if "not" in note], (
-        "its command, log and model were found by themselves"
-    )
-    found = {
-        name: row["sentence"] for name, row in rows.items() if row["verdict"] not in ("agrees", "cannot tell")
-    }
+    assert not [note for note in notes if "not" in note], "its command, log and model were found by themselves"
+    found = {name: row["sentence"] for name, row in rows.items() if row["verdict"] not in ("agrees", "cannot tell")}
     assert found == {}
     for name in (
         "block size",

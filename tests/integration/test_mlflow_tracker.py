@@ -130,9 +130,7 @@ def test_an_experiment_that_another_driver_made_meanwhile_is_used(
         experiment_id, _ = first.open_study(study())
         client = second._do(lambda client: client)
         real, answers = client.get_experiment_by_name, [None]
-        monkeypatch.setattr(
-            client, "get_experiment_by_name", lambda name: answers.pop() if answers else real(name)
-        )
+        monkeypatch.setattr(client, "get_experiment_by_name", lambda name: answers.pop() if answers else real(name))
         assert second.open_study(study())[0] == experiment_id
 
 
@@ -151,9 +149,7 @@ def test_a_thousand_windows_and_a_hundred_knobs_arrive_whole(sqlite_uri: str, tm
     with MlflowTracker(sqlite_uri, tmp_path) as tracker:
         run_id = tracker.record(trial(windows=many, configuration=Configuration(values=knobs)), study())
         run = tracker._do(lambda client: client.get_run(run_id))
-        history = tracker._do(
-            lambda client: client.get_metric_history(run_id, "per_window/edit.decode_tok_s")
-        )
+        history = tracker._do(lambda client: client.get_metric_history(run_id, "per_window/edit.decode_tok_s"))
     assert len(run.data.params) == 154
     assert len(history) == 1001
 

@@ -171,9 +171,7 @@ def test_an_edit_is_accepted_more_often_than_free_writing(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.19.1", "0.27.1", "0.30.0"])
-def test_the_pool_is_reported_in_the_form_and_by_the_formula_of_the_version(
-    bench: Bench, version: str
-) -> None:
+def test_the_pool_is_reported_in_the_form_and_by_the_formula_of_the_version(bench: Bench, version: str) -> None:
     engine = bench.start("--no-enable-prefix-caching", surface=replace(GH200, version=version)).ready()
     facts, labels = reported(engine.log), engine.page().labels("vllm:cache_config_info")
     blocks, tokens = int(labels["num_gpu_blocks"]), int(facts["kv_cache_tokens"])
@@ -412,10 +410,7 @@ def test_it_can_fill_its_log(bench: Bench) -> None:
 
 
 def test_a_wrong_block_size_is_told(bench: Bench) -> None:
-    assert (
-        bench.start(lies=("wrong_block_size",)).ready().page().labels("vllm:cache_config_info")["block_size"]
-        == "32"
-    )
+    assert bench.start(lies=("wrong_block_size",)).ready().page().labels("vllm:cache_config_info")["block_size"] == "32"
 
 
 def test_a_pool_counted_for_all_layers_is_told(bench: Bench) -> None:

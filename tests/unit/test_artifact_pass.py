@@ -19,9 +19,7 @@ def content(texts: dict[str, str], files: dict[str, Path]) -> RunContent:
 def test_texts_and_files_stand_under_their_paths(tmp_path: Path) -> None:
     (tmp_path / "plot.png").write_bytes(b"\x89PNG\xff")
     place = tmp_path / "place"
-    made = content(
-        {"a/b.json": "{}"}, {"c/plot.png": tmp_path / "plot.png", "gone.log": tmp_path / "gone.log"}
-    )
+    made = content({"a/b.json": "{}"}, {"c/plot.png": tmp_path / "plot.png", "gone.log": tmp_path / "gone.log"})
     stage(made, place, redactor({}))
     assert (place / "a" / "b.json").read_text() == "{}"
     assert (place / "c" / "plot.png").read_bytes() == b"\x89PNG\xff"

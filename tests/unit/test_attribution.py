@@ -22,9 +22,7 @@ EXACT = LaunchNoise(sd=1e-4, dof=1000)
 USUAL = LaunchNoise(sd=0.015, dof=1000)
 
 
-def run(
-    m: int, rng: np.random.Generator | None = None, replicates: int = 1, skip: int = -1
-) -> list[Observation]:
+def run(m: int, rng: np.random.Generator | None = None, replicates: int = 1, skip: int = -1) -> list[Observation]:
     """draft +9 %, caching -6 %, together +3.5 % (logs), the rest nothing; with launch noise 1.5 % or none."""
     seen = []
     for place, one in enumerate(plan_design(FACTORS[:m], replicates=replicates).runs):

@@ -77,9 +77,7 @@ def test_an_upgrade_with_default_flags_moves_a_default_and_the_report_but_no_byt
     assert findings(OLD) == findings(NEW) == {}
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [(OLD, OFF), (ON, NEW.model_copy(update={"requested": ON.requested}))]
-)
+@pytest.mark.parametrize(("old", "new"), [(OLD, OFF), (ON, NEW.model_copy(update={"requested": ON.requested}))])
 def test_at_matched_flags_nothing_of_the_pool_moves(old, new) -> None:
     assert compare_audits(audit(old), audit(new)) == ()
     assert findings(old) == findings(new) == {}
@@ -88,9 +86,7 @@ def test_at_matched_flags_nothing_of_the_pool_moves(old, new) -> None:
 def test_the_report_depends_on_max_model_len() -> None:
     moves = {move.name: move for move in compare_audits(audit(OFF), audit(SHORT))}
     assert "reported fell 28.6%" in moves["pool report"].sentence
-    assert moves["pool report"].sentence.endswith(
-        "Blocks and bytes did not move: the report depends on max_model_len."
-    )
+    assert moves["pool report"].sentence.endswith("Blocks and bytes did not move: the report depends on max_model_len.")
     assert "blocks" not in moves
     assert findings(SHORT) == {}
 
@@ -118,9 +114,7 @@ def test_the_fields_famous_pool_is_the_same_memory_counted_in_two_ways() -> None
     shape = shape_of("hybrid-27b")
     layout = pool_layout(shape, model_dtype="bfloat16", cache_dtype="fp8")
     blocks = 448_448 * layout.groups // layout.block_tokens
-    ratio = reported_tokens((0, 26, 0), layout, blocks, 262_144) / reported_tokens(
-        (0, 19, 1), layout, blocks, 262_144
-    )
+    ratio = reported_tokens((0, 26, 0), layout, blocks, 262_144) / reported_tokens((0, 19, 1), layout, blocks, 262_144)
     assert ratio == pytest.approx(3.75, rel=0.07)
 
 
@@ -404,9 +398,7 @@ def test_a_doubled_acceptance_counter_is_named() -> None:
 def test_a_clock_that_is_off_by_five_percent_is_named(factor) -> None:
     facts = HYBRID.facts
     name = "request_time_per_output_token_seconds_sum"
-    assert findings(lied(facts, counters={name: factor * facts.counters[name]})) == {
-        "clock": "report differs"
-    }
+    assert findings(lied(facts, counters={name: factor * facts.counters[name]})) == {"clock": "report differs"}
 
 
 def test_cached_output_is_named_by_a_ceiling_or_by_the_servers_own_count() -> None:

@@ -97,9 +97,7 @@ def counted(number: int, **counters: float):
 
 def test_the_windows_of_one_stream_are_chosen_and_their_counters_added() -> None:
     crowd = WorkloadRef(name="crowd", sha256="c" * 64)
-    many = window(
-        0, 0, workload=crowd, extra={"max_concurrency": "8", "counters": '{"generation_tokens": 9}'}
-    )
+    many = window(0, 0, workload=crowd, extra={"max_concurrency": "8", "counters": '{"generation_tokens": 9}'})
     facts = facts_from_trial(
         record(windows=(many, counted(0, generation_tokens=200), counted(1, generation_tokens=150)))
     )

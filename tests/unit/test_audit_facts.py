@@ -43,10 +43,7 @@ def test_versions_are_compared_as_numbers() -> None:
 def test_the_servers_labels_decide_about_prefix_caching_before_its_log() -> None:
     said = {"prefix_caching": "True"}
     assert AuditFacts(engine="1", reported=said).caching is True
-    assert (
-        AuditFacts(engine="1", reported=said, cache_config={"enable_prefix_caching": "False"}).caching
-        is False
-    )
+    assert AuditFacts(engine="1", reported=said, cache_config={"enable_prefix_caching": "False"}).caching is False
     assert AuditFacts(engine="1", reported={"effective.prefix_caching": "Disabling"}).caching is False
     assert AuditFacts(engine="1").caching is None
 

@@ -37,9 +37,7 @@ def measured(configuration: Configuration, tmp_path: Path, prefill: float = 500.
     log.write_text(LOG)
     checks = changes.pop("checks", ())
     argv = (*ARGV, *changes.pop("flags", ()))
-    launch = Launch(
-        launch=0, started_at=0, ready_s=1, argv=argv, reported=LABELLED, log_path=str(log), checks=checks
-    )
+    launch = Launch(launch=0, started_at=0, ready_s=1, argv=argv, reported=LABELLED, log_path=str(log), checks=checks)
     held = {
         "launches": (launch,),
         "fingerprint": StackFingerprint(items=STACK),

@@ -35,9 +35,7 @@ GIB = 2**30
 
 
 def rows(**facts):
-    return {
-        found.name: found for found in pool_rows(AuditFacts(**({"engine": "0.32.0", "shape": DENSE} | facts)))
-    }
+    return {found.name: found for found in pool_rows(AuditFacts(**({"engine": "0.32.0", "shape": DENSE} | facts)))}
 
 
 def test_a_cache_in_another_format_than_said_is_not_this_models_kv() -> None:
@@ -54,10 +52,7 @@ def test_a_cache_in_another_format_than_said_is_not_this_models_kv() -> None:
 def test_a_pool_larger_than_its_share_of_the_card_is_impossible() -> None:
     labels = {"num_gpu_blocks": "51200", "block_size": "16", "gpu_memory_utilization": "0.92"}
     said = {"kv_cache_gib": "100.00", "weights_gib": "15.0", "max_model_len": "8192"}
-    assert (
-        rows(reported=said, cache_config=labels, card=find_card("x", 80 * GIB))["pool bytes"].verdict
-        == "impossible"
-    )
+    assert rows(reported=said, cache_config=labels, card=find_card("x", 80 * GIB))["pool bytes"].verdict == "impossible"
     found = rows(reported=said, cache_config=labels, card=find_card("x", 141 * GIB))["pool bytes"]
     assert found.verdict == "agrees"
     assert found.expected == pytest.approx((141 * 0.92 - 15) * GIB)

@@ -52,9 +52,7 @@ class Pool:
         if self.status != 200:
             return httpx.Response(self.status, text="max_tokens must be smaller")
         self.clock.now += self.seconds_a_token * len(body["prompt"])
-        if self.seconds_a_token and request.extensions["timeout"]["read"] < self.seconds_a_token * len(
-            body["prompt"]
-        ):
+        if self.seconds_a_token and request.extensions["timeout"]["read"] < self.seconds_a_token * len(body["prompt"]):
             raise httpx.ReadTimeout("late", request=request)
         return httpx.Response(200, stream=Held(self, len(body["prompt"]) + 1))
 

@@ -119,9 +119,7 @@ def test_drafting_raises_the_ceiling_of_tokens_and_not_of_passes() -> None:
         ("draft_model", 3, 32, 96, 128, 2, 34),
     ],
 )
-def test_real_draft_counters_add_up_and_doubled_ones_do_not(
-    method, k, drafts, accepted, made, requests, steps
-) -> None:
+def test_real_draft_counters_add_up_and_doubled_ones_do_not(method, k, drafts, accepted, made, requests, steps) -> None:
     """Counters of vllm 0.32.0 on a CPU, 64 tokens a request."""
     counters = {
         "spec_decode_num_drafts": drafts,
@@ -142,9 +140,7 @@ def test_passes_without_drafts_are_not_counted_among_many_streams() -> None:
         "generation_tokens": 520.0,
         "iteration_tokens_total_count": 310.0,
     }
-    assert (
-        rows(k=4, method="ngram", counters=counters, in_flight=8)["tokens per pass"].verdict == "cannot tell"
-    )
+    assert rows(k=4, method="ngram", counters=counters, in_flight=8)["tokens per pass"].verdict == "cannot tell"
 
 
 @pytest.mark.parametrize(
@@ -185,16 +181,11 @@ def test_two_clocks_on_the_same_tokens_agree_on_a_real_engine() -> None:
     counters = {f"{name}_sum": 0.08314500645728592, f"{name}_count": 4.0}
     ours = (20.123771829145685 + 19.39465461809068 + 22.148245291456494 + 21.42477615577844) / 4
     assert rows(counters=counters, windows=(window(mean_tpot_ms=ours),))["clock"].verdict == "agrees"
-    assert (
-        rows(counters=counters, windows=(window(mean_tpot_ms=1.05 * ours),))["clock"].verdict
-        == "report differs"
-    )
+    assert rows(counters=counters, windows=(window(mean_tpot_ms=1.05 * ours),))["clock"].verdict == "report differs"
 
 
 def test_tokens_that_the_server_never_made_are_noticed() -> None:
-    assert (
-        rows(counters={"generation_tokens": 2000.0}, windows=(window(),))["output tokens"].verdict == "agrees"
-    )
+    assert rows(counters={"generation_tokens": 2000.0}, windows=(window(),))["output tokens"].verdict == "agrees"
     assert rows(counters={"generation_tokens": 900.0}, windows=(window(),))["output tokens"].finding
     busy = {"counters": {"generation_tokens": 2600.0}, "windows": (window(),)}
     assert rows(**busy)["output tokens"].finding
@@ -203,6 +194,4 @@ def test_tokens_that_the_server_never_made_are_noticed() -> None:
 
 def test_without_a_known_card_nothing_is_claimed() -> None:
     found = rows(card=find_card("Radeon 7"), windows=(window(decode_tok_s=1e6, prefill_tok_s=1e9),))
-    assert {found[name].verdict for name in ("pass ceiling", "token ceiling", "prefill ceiling")} == {
-        "cannot tell"
-    }
+    assert {found[name].verdict for name in ("pass ceiling", "token ceiling", "prefill ceiling")} == {"cannot tell"}

@@ -94,9 +94,7 @@ def test_a_launch_counts_for_a_joined_target_only_with_every_workload() -> None:
         ({"join": "worst", "lower_is_better": True}, 100.0),
     ],
 )
-def test_workloads_are_joined_by_their_weights_or_to_the_worst(
-    changes: dict[str, object], score: float
-) -> None:
+def test_workloads_are_joined_by_their_weights_or_to_the_worst(changes: dict[str, object], score: float) -> None:
     target = Target(name="x", metric="decode_tok_s", workloads=("edit", "chat"), **changes)  # type: ignore[arg-type]
     (found,) = candidates([record(K4, {"edit": 100.0, "chat": 25.0})], target, RULE)
     assert found.searched == pytest.approx((score,))
@@ -112,9 +110,7 @@ def test_workloads_are_joined_by_their_weights_or_to_the_worst(
         ("interrupted", None, False),
     ],
 )
-def test_a_finalist_that_fails_of_itself_vetoes_its_configuration(
-    state: str, kind: str | None, vetoed: bool
-) -> None:
+def test_a_finalist_that_fails_of_itself_vetoes_its_configuration(state: str, kind: str | None, vetoed: bool) -> None:
     failure = Failure(cause="x", kind=kind, message="x") if kind else None  # type: ignore[arg-type]
     launch = Launch(launch=0, started_at=0, ready_s=None, failure=failure)
     again = record(K4, role="finalist", state=state, reason="two modes", launches=(launch,))
@@ -136,7 +132,5 @@ def test_what_the_search_picked_for_its_luck_is_no_launch_noise() -> None:
 
 
 def test_noise_is_never_under_the_windows_own_error() -> None:
-    assert noise_of([Candidate(configuration=K4, searched=(1.0,), error=0.07)], 0.02).sd == pytest.approx(
-        0.07
-    )
+    assert noise_of([Candidate(configuration=K4, searched=(1.0,), error=0.07)], 0.02).sd == pytest.approx(0.07)
     assert noise_of([], 0.02).sd == pytest.approx(0.02)

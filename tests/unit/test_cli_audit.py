@@ -54,9 +54,7 @@ def journal(tmp_path: Path, *engines: tuple[str, dict[str, str]]) -> None:
     with Journal(tmp_path / "home" / "journals" / "tuned") as kept:
         for number, (name, labels) in enumerate(engines):
             stack = StackFingerprint(items=STACK)
-            launch = Launch(
-                launch=0, started_at=0, ready_s=1, argv=ARGV, reported=LABELLED | labels, log_path=str(log)
-            )
+            launch = Launch(launch=0, started_at=0, ready_s=1, argv=ARGV, reported=LABELLED | labels, log_path=str(log))
             record = trial(
                 f"{name}-0001", configuration=NONE, study=name, launches=(launch,), windows=(),
                 fingerprint=stack,
@@ -107,9 +105,7 @@ def test_what_is_not_there_and_what_makes_no_sense_is_an_error(tmp_path, argumen
     assert isinstance(run("audit", *arguments).exception, says)
 
 
-def test_a_card_is_measured_with_the_trials_own_python_and_held_against_its_sheet(
-    tmp_path, monkeypatch
-) -> None:
+def test_a_card_is_measured_with_the_trials_own_python_and_held_against_its_sheet(tmp_path, monkeypatch) -> None:
     journal(tmp_path, ("first", {}))
     asked = []
 
@@ -124,9 +120,7 @@ def test_a_card_is_measured_with_the_trials_own_python_and_held_against_its_shee
     assert (rows["card bandwidth"]["measured"], rows["card bandwidth"]["verdict"]) == (20, "cannot tell")
 
 
-@pytest.mark.parametrize(
-    ("share", "verdict"), [(0.93, "agrees"), (0.5, "slow path?"), (1.2, "premise differs")]
-)
+@pytest.mark.parametrize(("share", "verdict"), [(0.93, "agrees"), (0.5, "slow path?"), (1.2, "premise differs")])
 def test_a_card_cannot_beat_its_sheet_and_should_come_near_it(share, verdict) -> None:
     sheet = find_card("NVIDIA H200")
     card = Card(name="NVIDIA H200", bandwidth_bytes_s=share * 4.8e12, flops_16bit=share * 990e12)

@@ -23,12 +23,7 @@ TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "ab", "Ġ"]
 
 def interleaved(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """A projection as GGUF stores it: the two halves of each head's rows in turn."""
-    rows = [
-        head * HEAD + half * HEAD // 2 + i
-        for head in range(heads)
-        for i in range(HEAD // 2)
-        for half in (0, 1)
-    ]
+    rows = [head * HEAD + half * HEAD // 2 + i for head in range(heads) for i in range(HEAD // 2) for half in (0, 1)]
     return weight[rows]
 
 
@@ -81,10 +76,7 @@ def tensors(file: Path) -> dict[str, np.ndarray[Any, Any]]:
     for name, entry in header.items():
         if name != "__metadata__":
             start, end = entry["data_offsets"]
-            bits = (
-                np.frombuffer(data[8 + size + start : 8 + size + end], dtype=np.uint16).astype(np.uint32)
-                << 16
-            )
+            bits = np.frombuffer(data[8 + size + start : 8 + size + end], dtype=np.uint16).astype(np.uint32) << 16
             found[name] = bits.view(np.float32).reshape(entry["shape"])
     return found
 

@@ -175,9 +175,7 @@ def test_what_was_left_half_made_is_removed_unless_it_is_being_made(machine: Mac
 def test_a_step_that_fails_leaves_nothing_behind(machine: Machine, tmp_path: Path, step: str) -> None:
     real = Path(sys.executable).with_name("uv")
     fake = tmp_path / "uv"
-    fake.write_text(
-        f'#!/bin/sh\ncase "$*" in "{step}"*) echo "error: no" >&2; exit 2;; esac\nexec {real} "$@"\n'
-    )
+    fake.write_text(f'#!/bin/sh\ncase "$*" in "{step}"*) echo "error: no" >&2; exit 2;; esac\nexec {real} "$@"\n')
     fake.chmod(0o755)
     with pytest.raises(EnvironmentBroken, match="error: no"):
         machine.make(uv_binary=str(fake))
@@ -196,9 +194,7 @@ def test_a_folder_with_a_cpu_torch_does_not_turn_an_engine_for_gpus_into_one_for
 ) -> None:
     for version in ("2.13.0", "2.13.0+cpu"):
         add_wheel(machine.wheels, "torch", version, {"torch/__init__.py": ""})
-    add_wheel(
-        machine.wheels, "vllm", "3.0", {name: text.format("3.0") for name, text in ENGINE.items()}, "torch"
-    )
+    add_wheel(machine.wheels, "vllm", "3.0", {name: text.format("3.0") for name, text in ENGINE.items()}, "torch")
     assert machine.make("vllm==3.0").packages["torch"] == "2.13.0"
 
 
@@ -231,9 +227,7 @@ def test_an_adopted_interpreter_is_used_as_it_is_and_not_touched(machine: Machin
 
 def test_an_interpreter_without_an_engine_is_not_adopted(machine: Machine) -> None:
     with pytest.raises(EnvironmentBroken, match="has no vLLM"):
-        make_environment(
-            EnvironmentRequest(adopt=sys.executable), root=machine.root, progress=machine.lines.append
-        )
+        make_environment(EnvironmentRequest(adopt=sys.executable), root=machine.root, progress=machine.lines.append)
 
 
 def test_a_request_names_one_source() -> None:

@@ -154,16 +154,12 @@ def test_what_was_not_said_is_absent_rather_than_guessed() -> None:
 )
 def test_lines_of_gpu_engines_and_later_versions_are_read(line: str, name: str, value: str) -> None:
     head = "(EngineCore pid=7) INFO 11-29 12:00:00 [core.py:1] "
-    begun = (
-        f"{head}Initializing a V1 LLM engine (v0.33.0) with config: model='m', speculative_config=None, x=1"
-    )
+    begun = f"{head}Initializing a V1 LLM engine (v0.33.0) with config: model='m', speculative_config=None, x=1"
     assert reported(f"{begun}\n{head}{line}")[name] == value
 
 
 def test_a_moe_backend_is_not_taken_for_the_attention_backend() -> None:
-    line = (
-        "INFO 11-29 12:00:00 [a.py:1] Using CPU Unquantized MoE backend out of potential backends: ['CPU']."
-    )
+    line = "INFO 11-29 12:00:00 [a.py:1] Using CPU Unquantized MoE backend out of potential backends: ['CPU']."
     assert "attention_backend" not in reported(line)
 
 

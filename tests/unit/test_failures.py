@@ -108,9 +108,7 @@ BUSY = (
     "ValueError: Free memory on device cuda:0 (30.1/139.8 GiB) on startup is less than desired GPU memory"
     " utilization (0.92, 128.6 GiB). Decrease it."
 )
-CORE = (
-    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'core': %d}"
-)
+CORE = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'core': %d}"
 
 
 @pytest.mark.parametrize(
@@ -190,9 +188,7 @@ def test_a_busy_device_is_told_in_numbers() -> None:
 
 
 def test_a_message_that_merely_informs_is_no_error() -> None:
-    line = (
-        "(EngineCore pid=3) INFO 11-29 12:00:00 [w.py:1] ValueError: No available memory for the cache blocks"
-    )
+    line = "(EngineCore pid=3) INFO 11-29 12:00:00 [w.py:1] ValueError: No available memory for the cache blocks"
     assert classify(line, 1, phase="start").cause == "unknown"
 
 
@@ -213,9 +209,7 @@ def test_time_that_ran_out_yields_to_a_cause_the_log_names() -> None:
 
 
 def test_a_silent_host_memory_note_yields_to_a_cause_the_log_names() -> None:
-    text = "repeak: the kernel ended a process of this machine for lack of memory\n" + log(
-        "v0.32.0_fail_port_in_use"
-    )
+    text = "repeak: the kernel ended a process of this machine for lack of memory\n" + log("v0.32.0_fail_port_in_use")
     assert classify(text, 1, phase="start").cause == "port_taken"
 
 

@@ -92,9 +92,7 @@ def test_flags_fixed_for_every_launch_count_too():
     assert found.cause == "batch_below_seqs"
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"), [("0.24.0", "unknown_drafter"), ("0.25.0", None), (None, None)]
-)
+@pytest.mark.parametrize(("version", "expected"), [("0.24.0", "unknown_drafter"), ("0.25.0", None), (None, None)])
 def test_a_drafter_is_refused_on_versions_before_it(version, expected):
     assert cause(version, drafter="dspark", k=2) == expected
 
@@ -107,9 +105,7 @@ def test_a_block_drafters_k_fits_its_block(version, k, expected):
     assert cause(version, drafter="dspark", k=k, facts=KnownFacts(dspark_block_size=7)) == expected
 
 
-@pytest.mark.parametrize(
-    ("k", "heads", "expected"), [(3, 2, "bad_value"), (4, 2, None), (1, 2, None), (5, 1, None)]
-)
+@pytest.mark.parametrize(("k", "heads", "expected"), [(3, 2, "bad_value"), (4, 2, None), (1, 2, None), (5, 1, None)])
 def test_mtp_beyond_its_heads_is_a_multiple_of_them(k, heads, expected):
     assert cause(drafter="mtp", k=k, facts=KnownFacts(n_predict=heads)) == expected
 

@@ -63,9 +63,7 @@ def test_one_that_was_damaged_is_made_again(tmp_path: Path, package: list[tuple[
     assert (destination / "model.safetensors").read_bytes() == b"converted"
 
 
-def test_a_directory_with_something_else_is_left_alone(
-    tmp_path: Path, package: list[tuple[str, ...]]
-) -> None:
+def test_a_directory_with_something_else_is_left_alone(tmp_path: Path, package: list[tuple[str, ...]]) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(PlanError, match="something else"):
         subject.fetch_model(tmp_path)
@@ -82,9 +80,7 @@ def test_another_content_than_expected_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_download_that_fails_is_told_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_that_fails_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: Uv, *command: str, timeout_s: float) -> str:
         raise UvFailed("uv pip install", "error: no route to host")
 

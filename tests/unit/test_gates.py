@@ -244,9 +244,7 @@ def test_a_plan_can_keep_what_breaks_a_gate_from_being_the_peak(exclude, winner)
         def of(self, study: str):
             return [slow, fast]
 
-    outcome = conclude(
-        [SimpleNamespace(engine="e", key="s", incumbent=STOCK, space=plan.space)], plan, Remembered()
-    )
+    outcome = conclude([SimpleNamespace(engine="e", key="s", incumbent=STOCK, space=plan.space)], plan, Remembered())
     assert outcome.peaks["e"]["edit"].configuration == winner
     assert bool(outcome.peaks["e"]["edit"].set_aside) is exclude
 

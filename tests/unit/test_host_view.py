@@ -45,6 +45,7 @@ def test_a_machine_without_the_tool_still_tells_its_load() -> None:
 
 def test_a_tool_that_fails_or_hangs_is_as_good_as_none(tmp_path: Path) -> None:
     assert set(HostView(tool(tmp_path, "sys.exit(9)"), timeout_s=60).read()) == {"load1", "cores"}
-    assert set(
-        HostView(tool(tmp_path, "sys.stdin = open('/dev/zero'); sys.stdin.read()"), timeout_s=0.3).read()
-    ) == {"load1", "cores"}
+    assert set(HostView(tool(tmp_path, "sys.stdin = open('/dev/zero'); sys.stdin.read()"), timeout_s=0.3).read()) == {
+        "load1",
+        "cores",
+    }

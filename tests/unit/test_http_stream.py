@@ -106,9 +106,7 @@ def test_the_key_is_sent_as_a_bearer_token() -> None:
         assert talk(url, post, api_key="s3cret").status == 200
 
 
-@pytest.mark.parametrize(
-    ("url", "path"), [("http://h:1/v1/", "/v1/models"), ("http://h:1/api/v1", "/api/v1/models")]
-)
+@pytest.mark.parametrize(("url", "path"), [("http://h:1/v1/", "/v1/models"), ("http://h:1/api/v1", "/api/v1/models")])
 def test_a_url_may_carry_a_path_and_the_version(url: str, path: str) -> None:
     assert StreamClient(url).encode("/v1/models").startswith(f"GET {path} HTTP/1.1\r\nHost: h:1\r\n".encode())
 

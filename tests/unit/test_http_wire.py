@@ -47,9 +47,7 @@ def cut(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(edges) if a != b]
 
 
-@given(
-    st.lists(st.binary(min_size=1, max_size=40), max_size=6), st.lists(st.integers(0, 10_000), max_size=30)
-)
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=6), st.lists(st.integers(0, 10_000), max_size=30))
 def test_a_chunked_body_is_the_same_however_the_reads_fall(chunks: list[bytes], cuts: list[int]) -> None:
     body = b"".join(b"%X;x=y\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
     exchange, connection = play(cut(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + body, cuts))
@@ -58,9 +56,7 @@ def test_a_chunked_body_is_the_same_however_the_reads_fall(chunks: list[bytes], 
 
 
 def test_trailers_after_the_last_chunk_are_skipped() -> None:
-    exchange, _ = play(
-        [HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX-Sum: 1", b"\r\n", b"\r\n"]
-    )
+    exchange, _ = play([HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX-Sum: 1", b"\r\n", b"\r\n"])
     assert exchange.body == b"hi"
 
 
@@ -102,9 +98,7 @@ def test_an_answer_that_is_not_whole_has_a_named_error(pieces: list[bytes], erro
 
 
 def test_an_event_has_the_time_of_the_read_that_completed_it() -> None:
-    exchange = Exchange(
-        reads=[(1, b"data: a\n"), (2, b"\ndata: b\n\nda"), (3, b"ta: c\r\n\r\n"), (4, b": ping\n\n")]
-    )
+    exchange = Exchange(reads=[(1, b"data: a\n"), (2, b"\ndata: b\n\nda"), (3, b"ta: c\r\n\r\n"), (4, b": ping\n\n")])
     assert exchange.events() == [(2, b"a"), (2, b"b"), (3, b"c")]
 
 

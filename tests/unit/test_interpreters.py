@@ -36,9 +36,7 @@ def test_a_shim_that_does_not_run_is_passed_over(tmp_path: Path, monkeypatch: py
     assert find_interpreter("3.11") == (good, "3.11.9")
 
 
-def test_a_version_managers_own_folder_is_looked_into(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_managers_own_folder_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = script(tmp_path / "versions" / "3.12.4" / "bin" / "python3.12", "echo 3.12.4")
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))

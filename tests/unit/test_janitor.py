@@ -70,18 +70,14 @@ def test_an_engine_whose_owner_lives_is_left_alone(tmp_path: Path, stray: Straye
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_an_owner_s_pid_that_is_now_another_process_does_not_count_as_living(
-    tmp_path: Path, stray: Strayed
-) -> None:
+def test_an_owner_s_pid_that_is_now_another_process_does_not_count_as_living(tmp_path: Path, stray: Strayed) -> None:
     me = identify(os.getpid())
     assert me is not None
     written(tmp_path, stray.entry(owner=Process(me.pid, me.start - 1)))
     assert len(sweep(tmp_path)) == 1
 
 
-def test_a_process_without_the_cookie_is_left_alone_even_under_a_registered_pid(
-    tmp_path: Path, stray: Strayed
-) -> None:
+def test_a_process_without_the_cookie_is_left_alone_even_under_a_registered_pid(tmp_path: Path, stray: Strayed) -> None:
     written(tmp_path, stray.entry(cookie="stray-another", engine=stray.who, watchdog=None))
     assert sweep(tmp_path) == []
     assert stray.runs

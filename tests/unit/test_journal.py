@@ -197,9 +197,7 @@ def test_a_repeated_line_is_left_out_with_a_message(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         journal.window("t1", window())
         journal.trial(record(windows=(window(),)))
-    journal.path.write_bytes(
-        b"".join(line * 2 for line in journal.path.read_bytes().splitlines(keepends=True))
-    )
+    journal.path.write_bytes(b"".join(line * 2 for line in journal.path.read_bytes().splitlines(keepends=True)))
     with Journal(tmp_path) as journal:
         assert "left out as repeated: line 2, 4" in journal.messages[0]
         assert journal.records() == [record(windows=(window(),))]
@@ -236,9 +234,7 @@ def test_a_newer_version_is_one_clear_error_and_the_file_is_untouched(tmp_path: 
         journal.trial(record())
     newer = journal.path.read_bytes() + b'{"v":2,"kind":"trial","payload":"?"}\n' + b'{"v":2,"ki'
     journal.path.write_bytes(newer)
-    with pytest.raises(
-        JournalProblem, match=r"Line 2 of .* is of journal version 2; this repeak reads 1"
-    ) as problem:
+    with pytest.raises(JournalProblem, match=r"Line 2 of .* is of journal version 2; this repeak reads 1") as problem:
         Journal(tmp_path)
     assert "version of repeak that wrote it" in problem.value.hint
     assert journal.path.read_bytes() == newer
@@ -395,9 +391,7 @@ def test_runs_known_to_a_store_are_remembered_by_store(tmp_path: Path) -> None:
         assert journal.sent_runs("sqlite:///c") == {}
 
 
-def test_ten_thousand_records_are_read_in_under_five_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ten_thousand_records_are_read_in_under_five_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     windows = tuple(window(launch, number) for launch in (0, 1) for number in range(3))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", lambda file: None)

@@ -14,23 +14,17 @@ DRAFTS = 4000
 class Engine:
     """An engine whose passes cost t0 (1 + o + c k), with acceptance falling by position."""
 
-    def __init__(
-        self, first: float = 0.8, decay: float = 0.95, overhead: float = 0.1, cost: float = 0.08
-    ) -> None:
+    def __init__(self, first: float = 0.8, decay: float = 0.95, overhead: float = 0.1, cost: float = 0.08) -> None:
         self.rates = np.cumprod(first * decay ** np.arange(12))
         passes = 1 + np.where(np.arange(13) > 0, overhead, 0) + cost * np.arange(13)
         self.speed = 60 * (1 + np.concatenate([[0], np.cumsum(self.rates)])) / passes
 
     def depth(self, k: int, factor: float = 1.0) -> Depth:
         accepted = tuple(int(x) for x in np.round(DRAFTS * self.rates[:k]))
-        return Depth(
-            k=k, decode_tok_s=factor * self.speed[k], acceptance=counters(k, accepted) if k else None
-        )
+        return Depth(k=k, decode_tok_s=factor * self.speed[k], acceptance=counters(k, accepted) if k else None)
 
 
-def counters(
-    k: int, accepted: tuple[int, ...], drafted: int | None = None, drafts: int = DRAFTS
-) -> Acceptance:
+def counters(k: int, accepted: tuple[int, ...], drafted: int | None = None, drafts: int = DRAFTS) -> Acceptance:
     return Acceptance(
         drafts=drafts,
         draft_tokens=drafts * k if drafted is None else drafted,
@@ -74,9 +68,7 @@ def test_one_depth_beside_no_drafting_predicts_another_workload_on_the_same_engi
 def test_the_proposed_k_is_as_good_as_the_best_under_launch_noise(ks: tuple[int, ...]) -> None:
     rng, regret = np.random.default_rng(0), []
     for _ in range(150):
-        engine = Engine(
-            rng.uniform(0.5, 0.95), rng.uniform(0.85, 1), rng.uniform(0, 0.2), rng.uniform(0.02, 0.3)
-        )
+        engine = Engine(rng.uniform(0.5, 0.95), rng.uniform(0.85, 1), rng.uniform(0, 0.2), rng.uniform(0.02, 0.3))
         best = fit_k_curve([engine.depth(k, np.exp(rng.normal(0, 0.015))) for k in ks]).best_k
         regret.append(1 - engine.speed[best] / engine.speed[min(ks) and 1 : 9].max())
     assert np.mean(regret) < 0.003

@@ -77,9 +77,7 @@ def test_a_configuration_with_two_modes_does_not_hide_every_other_difference() -
 
 
 @given(groups, st.floats(0.5, 50), st.randoms())
-def test_neither_unit_nor_order_of_launches_matters(
-    sets: list[list[float]], factor: float, rng: object
-) -> None:
+def test_neither_unit_nor_order_of_launches_matters(sets: list[list[float]], factor: float, rng: object) -> None:
     shuffled = [sorted(group, key=lambda _: rng.random()) for group in sets]  # type: ignore[attr-defined]
     scaled = pooled(0.02, [[factor * x for x in group] for group in shuffled])
     assert scaled.sd == pytest.approx(pooled(0.02, sets).sd, rel=1e-6, abs=1e-9)

@@ -57,10 +57,7 @@ def test_warm_up_and_cool_down_are_sent_and_not_measured(load: dict[str, Any]) -
     found = measured({}, workload(requests_per_window=5, **load))
     assert failing(found) == {}
     assert (found.completed, found.total_output_tokens) == (5, 60)
-    assert (
-        verdict(found, "sole_user").detail
-        == f"{len(workload(requests_per_window=5, **load).requests(0))} requests"
-    )
+    assert verdict(found, "sole_user").detail == f"{len(workload(requests_per_window=5, **load).requests(0))} requests"
 
 
 STAGED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -137,15 +134,10 @@ def test_salt_at_the_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_users_own_prompts_without_our_salt_claim_nothing(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"prompt": "the same words for every one of them, again"}) + "\n")
-    load = load_workload(
-        {"name": "w", "kind": "jsonl", "path": str(path), "output_tokens": 4, "salted": False}
-    )
+    load = load_workload({"name": "w", "kind": "jsonl", "path": str(path), "output_tokens": 4, "salted": False})
     found = measured({"prefix_caching": True}, load, server=CACHED)
     assert "cold_prefix" not in {check.name for check in found.checks}
-    assert (
-        failing(measured({"prefix_caching": True}, load.model_copy(update={"salted": True}), server=CACHED))
-        == {}
-    )
+    assert failing(measured({"prefix_caching": True}, load.model_copy(update={"salted": True}), server=CACHED)) == {}
 
 
 def test_a_shared_prefix_is_served_from_the_cache_or_the_cache_is_off() -> None:
@@ -213,9 +205,7 @@ def test_a_stream_that_stalls_ends_the_wait_and_leaves_the_others() -> None:
 @pytest.mark.parametrize("load", [{}, {"concurrency": 4}, {"request_rate": 5.0}], ids=["one", "four", "open"])
 def test_a_window_that_outlasts_its_bound_is_cut_and_kept(load: dict[str, Any]) -> None:
     slow = workload(requests_per_window=100, **load)
-    found = measured(
-        {"ttft_ms": 60, "itl_ms": 1}, slow, timeout_s=1.0 if load != {"request_rate": 5.0} else 4.0
-    )
+    found = measured({"ttft_ms": 60, "itl_ms": 1}, slow, timeout_s=1.0 if load != {"request_rate": 5.0} else 4.0)
     assert 0 < found.completed < 100
     assert found.completed + found.failed == 100
     assert "window_over" in failing(found)["streams_finished"]

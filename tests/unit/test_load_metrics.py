@@ -34,9 +34,7 @@ def workload(**fields: Any) -> Workload:
 
 
 def stream(*chunks: Any, status: int = 200, error: str = "", done: bool = True) -> Exchange:
-    reads = [
-        (at * MS, b"data: " + json.dumps(chunk).encode() + b"\n\n") for at, chunk in enumerate(chunks, 1)
-    ]
+    reads = [(at * MS, b"data: " + json.dumps(chunk).encode() + b"\n\n") for at, chunk in enumerate(chunks, 1)]
     end = [(99 * MS, b"data: [DONE]\n\n")] if done else []
     return Exchange(sent_ns=0, status=status, reads=reads + end, error=error)
 
@@ -96,9 +94,7 @@ def test_what_came_before_a_failure_is_kept() -> None:
 
 
 def test_the_servers_own_words_are_the_detail() -> None:
-    read = read_sample(
-        request(), Exchange(status=404, reads=[(1, b'{"error": {"message": "no such model"}}')])
-    )
+    read = read_sample(request(), Exchange(status=404, reads=[(1, b'{"error": {"message": "no such model"}}')]))
     assert read.detail == "no such model"
 
 
@@ -165,8 +161,7 @@ def test_a_shared_prefix_reports_its_repeat_speedup() -> None:
 
 def test_needles_are_counted_beside_the_numbers() -> None:
     found = [
-        Sample(request(kind="long_context", expect="123"), 0, [MS, 2 * MS], 9, 5, "length", t)
-        for t in ("a 123", "no")
+        Sample(request(kind="long_context", expect="123"), 0, [MS, 2 * MS], 9, 5, "length", t) for t in ("a 123", "no")
     ]
     assert client_metrics(found, Workload(name="n", kind="long_context"))[0]["needle_retrieved"] == 0.5
 
@@ -177,12 +172,8 @@ def page(**series: float) -> MetricsPage:
 
 def test_tokens_a_pass_come_from_the_draft_counters_and_passes_from_the_steps() -> None:
     samples = [sample(0, [10, 110], 21), sample(200, [210, 310], 21)]
-    before = page(
-        iteration_tokens_total_count=5, generation_tokens_total=9, request_decode_time_seconds_sum=1.0
-    )
-    after = page(
-        iteration_tokens_total_count=17, generation_tokens_total=51, request_decode_time_seconds_sum=1.2
-    )
+    before = page(iteration_tokens_total_count=5, generation_tokens_total=9, request_decode_time_seconds_sum=1.0)
+    after = page(iteration_tokens_total_count=17, generation_tokens_total=51, request_decode_time_seconds_sum=1.2)
     drafted = Acceptance(drafts=10, draft_tokens=60, accepted_tokens=30)
     found = server_metrics(before, after, samples, drafted, 1)
     assert found["tokens_per_pass"] == pytest.approx(1 + 30 / 10)

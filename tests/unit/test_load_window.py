@@ -28,9 +28,7 @@ def test_a_closed_loop_keeps_its_number_in_flight() -> None:
 
 
 def test_an_open_loop_sends_when_due_whatever_is_in_flight() -> None:
-    traffic = sent(
-        {"ttft_ms": 2500, "itl_ms": 1}, request_rate=50, burstiness=float("inf"), requests_per_window=8
-    )
+    traffic = sent({"ttft_ms": 2500, "itl_ms": 1}, request_rate=50, burstiness=float("inf"), requests_per_window=8)
     starts = [each[0].sent_ns for each in traffic.answers]
     assert max(starts) < min(each[0].ended_ns for each in traffic.answers)
     assert len(traffic.late_ns) == 10

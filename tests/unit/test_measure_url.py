@@ -16,9 +16,7 @@ from trackers.records import Acceptance, Check
 
 RULE = StabilityRule(precision=0.5, min_windows=3, max_windows=4)
 # Two at once: a single stream of milliseconds has proofs of time that a busy machine fails.
-LOAD = Workload(
-    name="w", kind="generate", output_tokens=12, prompt_tokens=40, requests_per_window=2, concurrency=2
-)
+LOAD = Workload(name="w", kind="generate", output_tokens=12, prompt_tokens=40, requests_per_window=2, concurrency=2)
 
 
 def measured(rule: StabilityRule = RULE, load: Workload = LOAD, **truth: Any) -> Measured:

@@ -47,9 +47,7 @@ def content(record: TrialRecord, folder: Path | None = None) -> RunContent:
 
 
 def metrics(record: TrialRecord) -> dict[str, float]:
-    return {
-        point.key: point.value for point in content(record).metrics if not point.key.startswith("per_window/")
-    }
+    return {point.key: point.value for point in content(record).metrics if not point.key.startswith("per_window/")}
 
 
 def test_knobs_role_and_engine_are_params() -> None:
@@ -87,9 +85,7 @@ def test_an_estimate_gives_value_and_half_width_and_the_rest_the_mean_of_launch_
 
 
 def test_acceptance_comes_from_the_counters_where_the_window_does_not_say_it() -> None:
-    found = metrics(
-        trial(windows=(window(acceptance=Acceptance(drafts=10, draft_tokens=40, accepted_tokens=30)),))
-    )
+    found = metrics(trial(windows=(window(acceptance=Acceptance(drafts=10, draft_tokens=40, accepted_tokens=30)),)))
     assert (found["edit.acceptance_length"], found["edit.acceptance_rate"]) == (4.0, 0.75)
     assert "edit.acceptance_length" not in metrics(trial(windows=(window(acceptance=None),)))
 
@@ -128,9 +124,7 @@ def test_tags_say_state_reason_stack_and_workload() -> None:
 
 def test_a_failure_and_a_failed_proof_are_tags() -> None:
     failure = Failure(cause="out_of_memory", kind="infeasible", message="no room")
-    failed = trial(
-        state="engine_failed", launches=(Launch(launch=0, started_at=1, ready_s=None, failure=failure),)
-    )
+    failed = trial(state="engine_failed", launches=(Launch(launch=0, started_at=1, ready_s=None, failure=failure),))
     assert content(failed).tags["repeak.failure"] == "out_of_memory"
     assert content(failed).tags["repeak.failure_kind"] == "infeasible"
     wrong = trial(windows=(window(checks=(Check(name="cold_prefix", passed=False),)),))
@@ -157,9 +151,7 @@ def test_the_state_shows_as_the_run_status(state: str, status: str) -> None:
 
 def test_a_value_over_the_limit_stands_whole_in_an_artifact_that_the_param_names() -> None:
     long = "x" * (PARAM_LIMIT + 1)
-    made = content(
-        trial(configuration=Configuration(values={"drafter": "none", "extra": long}), reason="r" * 9000)
-    )
+    made = content(trial(configuration=Configuration(values={"drafter": "none", "extra": long}), reason="r" * 9000))
     for value, limit, whole in (
         (made.params["extra"], PARAM_LIMIT, long),
         (made.tags["repeak.reason"], TAG_LIMIT, "r" * 9000),
@@ -188,10 +180,7 @@ def test_any_other_name_becomes_one_that_mlflow_takes(text: str) -> None:
 
 
 def test_two_odd_names_stay_two() -> None:
-    assert (
-        len({safe_name(name) for name in ("a[0]", "a(0)", "a_0_", "../a_0_", "a//0", "a" * 300, "a" * 301)})
-        == 7
-    )
+    assert len({safe_name(name) for name in ("a[0]", "a(0)", "a_0_", "../a_0_", "a//0", "a" * 300, "a" * 301)}) == 7
 
 
 def test_workloads_with_odd_names_keep_their_numbers_apart() -> None:
@@ -210,12 +199,8 @@ def test_no_secret_reaches_tags_params_names_or_texts() -> None:
     redact = redactor({"HF_TOKEN": secret})
     record = trial(
         reason=f"401 for {secret}",
-        fingerprint=StackFingerprint(
-            items={"vllm": "1", "env.VLLM_API_KEY": "abc123", "index": "https://u:pw@host/x"}
-        ),
-        launches=(
-            Launch(launch=0, started_at=1, ready_s=1, argv=("--api-key", "topsecret", "--hf-token=hidden9")),
-        ),
+        fingerprint=StackFingerprint(items={"vllm": "1", "env.VLLM_API_KEY": "abc123", "index": "https://u:pw@host/x"}),
+        launches=(Launch(launch=0, started_at=1, ready_s=1, argv=("--api-key", "topsecret", "--hf-token=hidden9")),),
     )
     made = trial_run(record, redact)
     text = repr((made.tags, made.params, made.texts, made.name))
@@ -256,9 +241,7 @@ def test_a_study_is_filed_by_plan_model_and_machine_and_its_run_by_stack() -> No
 
 
 def test_a_closing_gives_verdict_and_peak() -> None:
-    closed = StudyClosed(
-        study="s", at=2.5, verdict="peak", facts={"k": "8"}, metrics={"x": 1.0, "y": math.nan}
-    )
+    closed = StudyClosed(study="s", at=2.5, verdict="peak", facts={"k": "8"}, metrics={"x": 1.0, "y": math.nan})
     made = study_end(closed, PLAIN)
     assert made.tags == {"repeak.verdict": "peak", "repeak.closed_at": "2.5", "peak.k": "8"}
     assert [(p.key, p.value) for p in made.metrics] == [("peak.x", 1.0)]

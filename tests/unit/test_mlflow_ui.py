@@ -77,17 +77,13 @@ def serve(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_a_server_that_never_answers_is_given_up_and_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_never_answers_is_given_up_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TrackerError, match="did not answer within 300 s") as problem:
         serve("import sys; sys.stdin.close(); import signal; signal.pause()", tmp_path, monkeypatch)
     assert "log" in problem.value.hint
 
 
-def test_a_server_that_ends_is_told_from_one_that_is_slow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_ends_is_told_from_one_that_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Patient(Stopped):
         def sleep(self, seconds: float) -> None:
             """Time stands still until the process has ended: `poll` decides."""

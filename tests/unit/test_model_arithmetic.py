@@ -127,9 +127,7 @@ def test_windowed_layers_hold_no_more_than_their_window() -> None:
 def test_kinds_of_nearly_equal_number_share_one_size_of_group() -> None:
     assert pool_layout(shape_of("gpt-oss-20b"), model_dtype="bfloat16").groups == 2
     shape = shape_of("gpt-oss-20b")
-    layout = pool_layout(
-        shape, model_dtype="bfloat16", drafter=shape.attention[0].model_copy(update={"layers": 1})
-    )
+    layout = pool_layout(shape, model_dtype="bfloat16", drafter=shape.attention[0].model_copy(update={"layers": 1}))
     assert (layout.groups, layout.block_bytes) == (2, 13 * 16 * 8 * 128 * 2)
 
 

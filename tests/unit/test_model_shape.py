@@ -80,9 +80,7 @@ def test_gpt_oss_reads_what_its_card_says() -> None:
 def test_a_multi_token_prediction_layer_is_counted_apart() -> None:
     shape = shape_of("deepseek-v3")
     shared = 2 * shape.vocabulary * shape.hidden
-    assert (shape.draft_parameters + shared) / 1e9 == pytest.approx(
-        14, rel=0.05
-    )  # published: 14B with copies
+    assert (shape.draft_parameters + shared) / 1e9 == pytest.approx(14, rel=0.05)  # published: 14B with copies
     assert shape.drafter.layers == 1
 
 

@@ -124,9 +124,7 @@ def test_search_readings_alone_leave_a_peak_unconfirmed() -> None:
 
 
 def test_a_search_reading_does_not_compete_with_fresh_launches() -> None:
-    peak = declare_peak(
-        [seen(NONE, 100), seen(K4, 110), seen(K8, 200, fresh=0)], FAST, NOISE, 0.01, incumbent=NONE
-    )
+    peak = declare_peak([seen(NONE, 100), seen(K4, 110), seen(K8, 200, fresh=0)], FAST, NOISE, 0.01, incumbent=NONE)
     assert peak is not None
     assert peak.configuration == K4
 

@@ -77,12 +77,8 @@ def test_variables_win_over_the_install_section_which_wins_over_the_global_one(t
 
 
 def test_a_chosen_file_replaces_the_users_own_and_wins_over_the_virtual_environments(tmp_path: Path) -> None:
-    (tmp_path / "pip.conf").write_text(
-        "[global]\nindex-url = https://venv.example\nproxy = http://venv.example\n"
-    )
-    environ = configured(
-        tmp_path, "[global]\ncert = /user\n", "[global]\nindex-url = https://chosen.example\n"
-    )
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://venv.example\nproxy = http://venv.example\n")
+    environ = configured(tmp_path, "[global]\ncert = /user\n", "[global]\nindex-url = https://chosen.example\n")
     options = pip_configuration(environ, prefix=tmp_path)
     assert options["index-url"] == "https://chosen.example"
     assert options["proxy"] == "http://venv.example"
@@ -131,12 +127,8 @@ def test_relative_folders_become_absolute_since_uv_runs_elsewhere(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wheels").mkdir()
-    assert uv_settings({**NOTHING, "PIP_FIND_LINKS": "wheels"}).environ["UV_FIND_LINKS"] == str(
-        tmp_path / "wheels"
-    )
-    assert uv_settings({**NOTHING, "UV_FIND_LINKS": "wheels"}).environ["UV_FIND_LINKS"] == str(
-        tmp_path / "wheels"
-    )
+    assert uv_settings({**NOTHING, "PIP_FIND_LINKS": "wheels"}).environ["UV_FIND_LINKS"] == str(tmp_path / "wheels")
+    assert uv_settings({**NOTHING, "UV_FIND_LINKS": "wheels"}).environ["UV_FIND_LINKS"] == str(tmp_path / "wheels")
 
 
 def test_credentials_go_through_the_environment_and_never_through_arguments() -> None:
@@ -153,9 +145,7 @@ def test_uv_is_left_neither_pips_variables_nor_what_would_stop_bytecode() -> Non
 
 
 def test_an_interpreter_is_never_downloaded_even_where_the_user_allows_it() -> None:
-    assert (
-        uv_settings({**NOTHING, "UV_PYTHON_DOWNLOADS": "automatic"}).environ["UV_PYTHON_DOWNLOADS"] == "never"
-    )
+    assert uv_settings({**NOTHING, "UV_PYTHON_DOWNLOADS": "automatic"}).environ["UV_PYTHON_DOWNLOADS"] == "never"
 
 
 def test_a_file_that_is_no_configuration_is_named(tmp_path: Path) -> None:
@@ -168,9 +158,7 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path) -> None:
 @given(st.from_regex(r"[A-Za-z0-9%._~-]+(:[A-Za-z0-9%._~@-]+)?", fullmatch=True))
 def test_no_user_part_of_an_address_survives_redaction(user: str) -> None:
     text = f"error: https://{user}@one.example/simple failed (see git+ssh://{user}@two.example, 'x')"
-    assert redact(text) == (
-        "error: https://***@one.example/simple failed (see git+ssh://***@two.example, 'x')"
-    )
+    assert redact(text) == ("error: https://***@one.example/simple failed (see git+ssh://***@two.example, 'x')")
 
 
 def test_text_without_credentials_is_left_as_it_is() -> None:

@@ -143,9 +143,7 @@ def test_a_file_without_end_is_not_read(refused):
 def test_aliases_work_but_no_more_than_a_few(write, refused):
     few = GOOD.replace("k: [2, 8]", "k: &ks [2, 8]").replace("max_num_seqs: 8", "max_num_seqs: *ks")
     assert load_plan(write(few)).space.size() == 6
-    bomb = "a: &a [x, x, x]\n" + "".join(
-        f"{y}: &{y} [{', '.join(['*' + x] * 9)}]\n" for x, y in ["ab", "bc", "cd"]
-    )
+    bomb = "a: &a [x, x, x]\n" + "".join(f"{y}: &{y} [{', '.join(['*' + x] * 9)}]\n" for x, y in ["ab", "bc", "cd"])
     assert "more than 20 aliases" in refused(bomb)
 
 

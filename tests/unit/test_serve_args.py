@@ -89,9 +89,7 @@ def test_a_variable_is_set_in_the_environment_and_not_in_the_arguments():
 
 
 def test_an_incumbents_own_flags_stand_beside_its_knobs():
-    argv, _ = args(
-        {}, {"dtype": "auto"}, **{"serve.dtype": "half", "serve.compilation_config": '{"mode": 3}'}
-    )
+    argv, _ = args({}, {"dtype": "auto"}, **{"serve.dtype": "half", "serve.compilation_config": '{"mode": 3}'})
     assert after(argv, "--dtype") == "half"
     assert json.loads(after(argv, "--compilation-config")) == {"mode": 3}
 

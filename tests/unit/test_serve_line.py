@@ -83,9 +83,7 @@ def test_secrets_are_left_out_and_named_and_so_is_what_each_launch_sets():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "api_key", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"]
-)
+@pytest.mark.parametrize("name", ["HF_TOKEN", "api_key", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
 def test_a_secret_is_known_by_its_name(name):
     assert is_secret(name)
 
@@ -129,9 +127,7 @@ def incumbent(text, **fixed):
 
 
 def test_an_incumbent_takes_its_knobs_from_the_line_and_leaves_the_others_to_the_engine():
-    found, extra = incumbent(
-        "VLLM_USE_V2_MODEL_RUNNER=1 vllm serve M --max-num-seqs 8 -cc.cudagraph_mode=FULL"
-    )
+    found, extra = incumbent("VLLM_USE_V2_MODEL_RUNNER=1 vllm serve M --max-num-seqs 8 -cc.cudagraph_mode=FULL")
     assert found.values == {
         "drafter": "none",
         "cudagraph_mode": "FULL",
@@ -143,12 +139,8 @@ def test_an_incumbent_takes_its_knobs_from_the_line_and_leaves_the_others_to_the
 
 
 def test_what_the_space_has_no_knob_for_stays_with_the_incumbent_unless_every_launch_has_it():
-    line = (
-        "VLLM_A=1 VLLM_B=2 vllm serve M --dtype half --max-model-len 2048 -cc.mode=3 -cc.cudagraph_mode=FULL"
-    )
-    found, extra = incumbent_configuration(
-        parse_serve_line(line), SPACE, {"max_model_len": 2048}, {"VLLM_B": "2"}
-    )
+    line = "VLLM_A=1 VLLM_B=2 vllm serve M --dtype half --max-model-len 2048 -cc.mode=3 -cc.cudagraph_mode=FULL"
+    found, extra = incumbent_configuration(parse_serve_line(line), SPACE, {"max_model_len": 2048}, {"VLLM_B": "2"})
     assert extra == {"serve.dtype": "half", "serve.compilation_config": '{"mode": 3}', "env.VLLM_A": "1"}
     argv, env = serve_args(found, serve={"max_model_len": 2048}, space=SPACE)
     assert argv[argv.index("--dtype") + 1] == "half"

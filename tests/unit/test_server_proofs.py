@@ -55,15 +55,11 @@ LABELS = parse_metrics(
 )
 def test_a_setting_is_held_against_what_the_engine_says(settings: dict[str, str], good: bool | None) -> None:
     expected = {"settings": settings, "reported": {"max_num_seqs": "8"}}
-    assert (
-        passed("settings_in_effect", evidence(expected=expected, after=LABELS, models={"m": "2048"})) is good
-    )
+    assert passed("settings_in_effect", evidence(expected=expected, after=LABELS, models={"m": "2048"})) is good
 
 
 @pytest.mark.parametrize(("drafter", "good"), [("none", True), ("ngram", False)])
-def test_drafting_series_are_there_when_drafting_was_asked_for_and_not_otherwise(
-    drafter: str, good: bool
-) -> None:
+def test_drafting_series_are_there_when_drafting_was_asked_for_and_not_otherwise(drafter: str, good: bool) -> None:
     e = evidence(expected={"drafter": drafter}, after=LABELS)
     assert passed("settings_in_effect", e) is good
     drafts = parse_metrics("vllm:request_success_total 4\nvllm:spec_decode_num_drafts_total 0\n")
@@ -71,15 +67,11 @@ def test_drafting_series_are_there_when_drafting_was_asked_for_and_not_otherwise
 
 
 def test_what_the_engine_does_not_show_is_said() -> None:
-    verdict = PROOF["settings_in_effect"](
-        evidence(expected={"settings": {"async_scheduling": "True"}}, after=LABELS)
-    )
+    verdict = PROOF["settings_in_effect"](evidence(expected={"settings": {"async_scheduling": "True"}}, after=LABELS))
     assert verdict == (None, "0 as asked; the engine does not show async_scheduling")
 
 
-@pytest.mark.parametrize(
-    ("drafter", "drafts", "good"), [("mtp", 0, False), ("ngram", 0, None), ("mtp", 3, True)]
-)
+@pytest.mark.parametrize(("drafter", "drafts", "good"), [("mtp", 0, False), ("ngram", 0, None), ("mtp", 3, True)])
 def test_a_drafting_model_that_never_drafts_is_dead_and_a_lookup_may_find_nothing(
     drafter: str, drafts: int, good: bool | None
 ) -> None:
@@ -88,9 +80,7 @@ def test_a_drafting_model_that_never_drafts_is_dead_and_a_lookup_may_find_nothin
     assert passed("drafts_alive", e) is good
 
 
-@pytest.mark.parametrize(
-    ("answers", "good"), [("0.32.0", True), ("0.32.0+cpu", True), ("0.27.1", False), (None, None)]
-)
+@pytest.mark.parametrize(("answers", "good"), [("0.32.0", True), ("0.32.0+cpu", True), ("0.27.1", False), (None, None)])
 def test_the_version_is_compared_without_its_build(answers: str | None, good: bool | None) -> None:
     assert passed("served_version", evidence(expected={"version": "0.32.0+cu129"}, version=answers)) is good
 

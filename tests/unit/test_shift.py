@@ -50,9 +50,7 @@ def test_every_configuration_moved_alike(factor: float, word: str) -> None:
 
 def test_a_latency_that_rose_is_slower_and_its_ratio_is_the_metrics() -> None:
     rising = {k: 1e4 / v for k, v in OLD.items()}
-    found = judge_shift(
-        stack(rising), stack({k: 1.2 * v for k, v in rising.items()}), DEPTHS[2], SOON, NOISE, 0.01
-    )
+    found = judge_shift(stack(rising), stack({k: 1.2 * v for k, v in rising.items()}), DEPTHS[2], SOON, NOISE, 0.01)
     assert found.verdict == "slower, same peak"
     assert found.speed.ratio == pytest.approx(1.2)
 
@@ -139,9 +137,7 @@ def test_vetoed_configurations_take_no_part() -> None:
 
 @pytest.mark.parametrize("surface", [FLAT, HILL], ids=["flat", "hill"])
 @pytest.mark.parametrize("launch_sd", [0.015, 0.03])
-def test_noise_alone_moves_a_peak_in_fewer_than_one_pair_in_twenty(
-    surface: list[float], launch_sd: float
-) -> None:
+def test_noise_alone_moves_a_peak_in_fewer_than_one_pair_in_twenty(surface: list[float], launch_sd: float) -> None:
     assert verdicts(surface, surface, launch_sd, 120).get("peak moved", 0) <= 0.05
 
 

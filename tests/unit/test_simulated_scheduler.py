@@ -20,9 +20,7 @@ COLD = {"enable_prefix_caching": False}
 SPEED = 1000.0
 
 
-def scheduler(
-    values: dict[str, object], surface: Surface = DENSE, launch: int = 0, **more: object
-) -> Scheduler:
+def scheduler(values: dict[str, object], surface: Surface = DENSE, launch: int = 0, **more: object) -> Scheduler:
     return Scheduler(Simulation(surface=surface, **{"speed": SPEED, **more}), values, launch, "m")
 
 

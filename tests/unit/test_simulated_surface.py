@@ -112,8 +112,7 @@ def test_draft_slots_follow_the_rule_of_the_version(version: str, failing: bool)
 
 def test_prefix_caching_by_default_came_to_hybrids_with_0_28() -> None:
     on = {
-        version: replace(GH200, version=version).value({}, "enable_prefix_caching")
-        for version in ("0.27.1", "0.28.0")
+        version: replace(GH200, version=version).value({}, "enable_prefix_caching") for version in ("0.27.1", "0.28.0")
     }
     assert on == {"0.27.1": False, "0.28.0": True}
     assert replace(GH200, state_groups=0).value({}, "enable_prefix_caching") is True

@@ -105,9 +105,7 @@ def test_a_neighbour_is_in_the_space_and_one_knob_away(index):
     one = listed[index % len(listed)]
     for other in here.neighbours(one):
         assert here.contains(other)
-        changed = {
-            name for name in one.values | other.values if one.values.get(name) != other.values.get(name)
-        }
+        changed = {name for name in one.values | other.values if one.values.get(name) != other.values.get(name)}
         assert changed <= {"drafter", "k"} or changed <= {"late", "under"} or len(changed) == 1
 
 

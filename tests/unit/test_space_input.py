@@ -42,9 +42,7 @@ def test_the_speculative_space_brings_the_drafters_that_need_no_model():
 
 
 def test_a_key_of_the_plans_replaces_the_ready_made_values_and_keeps_the_rest():
-    knob = next(
-        one for one in space(use=["vllm-batching"], max_num_seqs=[4, 8]).knobs if one.name == "max_num_seqs"
-    )
+    knob = next(one for one in space(use=["vllm-batching"], max_num_seqs=[4, 8]).knobs if one.name == "max_num_seqs")
     assert knob.grid() == (4, 8)
     assert (knob.flag, knob.needs, knob.first) == ("--max-num-seqs", ("activation", "kv"), 4)
     assert knob.says
@@ -55,9 +53,7 @@ def test_null_takes_a_ready_made_knob_out():
 
 
 def test_a_knob_of_ones_own_for_any_flag_or_variable():
-    here = space(
-        mine={"flag": "--mine", "choices": [1, 2], "says": "Mine."}, other={"env": "OTHER", "choices": ["a"]}
-    )
+    here = space(mine={"flag": "--mine", "choices": [1, 2], "says": "Mine."}, other={"env": "OTHER", "choices": ["a"]})
     assert [(knob.name, knob.flag, knob.env) for knob in here.knobs[1:]] == [
         ("mine", "--mine", None),
         ("other", None, "OTHER"),

@@ -114,9 +114,7 @@ def test_trials_without_a_study_are_named(tmp_path: Path) -> None:
     assert "trials of s but not its opening" in counts.problems[0]
 
 
-def test_a_journal_that_cannot_be_written_is_no_outage(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_that_cannot_be_written_is_no_outage(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> bool:
         raise JournalProblem("the disk is full")
 

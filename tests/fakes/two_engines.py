@@ -18,6 +18,7 @@ from trackers.journal import Journal
 from trackers.records import Estimate, Launch, Measurement, StackFingerprint, TrialRecord
 
 OLD, NEW = "vllm-0.27.1", "vllm-0.32.0"
+EPOCH = 1.76e9
 Truth = Callable[[str, Configuration], float]
 
 
@@ -90,7 +91,7 @@ def record(
             workload=workload.ref,
             launch=0,
             window=n,
-            started_at=1000.0 * number + n,
+            started_at=EPOCH + 100.0 * number + n,
             duration_s=1.0,
             completed=4,
             failed=0,
@@ -123,14 +124,14 @@ def record(
         "launches": (
             Launch(
                 launch=0,
-                started_at=1000.0 * number,
+                started_at=EPOCH + 100.0 * number,
                 ready_s=4.0,
                 argv=("/env/bin/python", "-m", "vllm.entrypoints.cli.main", "serve", "org/model", *flags),
             ),
         ),
         "windows": windows,
         "estimates": estimates,
-        "started_at": 1000.0 * number,
+        "started_at": EPOCH + 100.0 * number,
         "duration_s": 30.0,
     }
     return TrialRecord.model_validate(held | changes)
@@ -159,7 +160,7 @@ def write(
                     model="org/model",
                     machine="Card",
                     fingerprint=stack(engine),
-                    started_at=10.0 * order,
+                    started_at=EPOCH + order,
                     facts={"engine": engine},
                 )
             )
@@ -186,4 +187,4 @@ def close(journal: Journal, study: str, records: list[TrialRecord], wanted: Tuni
         found = declare_peak(field, target, noise, wanted.precision.zone, incumbent=configuration())
         assert found is not None
         peaks[target.name] = found.model_dump(mode="json")
-    journal.peak(StudyClosed(study=study, at=99.0, verdict="done", peak=peaks))
+    journal.peak(StudyClosed(study=study, at=EPOCH + 99_000.0, verdict="done", peak=peaks))

@@ -31,5 +31,5 @@ def test_the_experiment_is_found_by_its_name(server_uri: str, tmp_path: Path) ->
         experiment_id, _ = tracker.open_study(opened)
         tracker.record(trial(), opened)
     assert find_experiment(server_uri, experiment_name(opened)) == experiment_id
-    assert experiment_link(server_uri, experiment_id) == f"{server_uri}/#/experiments/{experiment_id}"
+    assert experiment_link(server_uri, experiment_id).startswith(f"{server_uri}/#/experiments/{experiment_id}/runs?")
     assert find_experiment(server_uri, "no such experiment") is None

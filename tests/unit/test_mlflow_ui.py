@@ -59,7 +59,9 @@ def test_a_comparison_link_names_runs_and_experiments_as_json() -> None:
 
 
 def test_an_experiment_link_falls_back_to_the_front_page() -> None:
-    assert experiment_link("http://h", "7") == "http://h/#/experiments/7"
+    assert experiment_link("http://h", "7") == "http://h/#/experiments/7/runs?workflowType=machine_learning"
+    filtered = experiment_link("http://h", "7", "tags.\"stack.vllm\" = '0.32.0'")
+    assert filtered.endswith("&searchFilter=tags.%22stack.vllm%22%20%3D%20%270.32.0%27")
     assert experiment_link("http://h", None) == "http://h/"
 
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from search_spaces.configuration import Configuration
 from trackers.records import Launch, TrialRecord
@@ -17,7 +17,9 @@ from .engine_log import read_ends
 from .errors import RepeakError
 from .gates import broken_gates
 from .peak import Peak
-from .study import Study
+
+if TYPE_CHECKING:
+    from .study import Study
 
 __all__ = ["PeakAudit", "audit_peaks", "log_of", "trial_of"]
 

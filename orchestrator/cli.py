@@ -3,25 +3,53 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import click
 
 from trackers.problems import TrackerProblem
 
-from .cli_audit import audit, measure
-from .cli_compare import attribute, compare_command, report
-from .cli_export import export_command, import_command, reproduce_command
-from .cli_keep import check, clean, schedule, sync_command
-from .cli_look import show, ui
-from .cli_retune import retune
-from .cli_setup import doctor, init
-from .cli_study import plan, tune
 from .errors import RepeakError
 
 __all__ = ["cli", "main"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_VERBS = {
+    "init": "cli_setup:init",
+    "doctor": "cli_setup:doctor",
+    "plan": "cli_study:plan",
+    "tune": "cli_study:tune",
+    "retune": "cli_retune:retune",
+    "show": "cli_look:show",
+    "ui": "cli_look:ui",
+    "compare": "cli_compare:compare_command",
+    "attribute": "cli_compare:attribute",
+    "report": "cli_compare:report",
+    "audit": "cli_audit:audit",
+    "measure": "cli_audit:measure",
+    "export": "cli_export:export_command",
+    "reproduce": "cli_export:reproduce_command",
+    "import": "cli_export:import_command",
+    "check": "cli_keep:check",
+    "schedule": "cli_keep:schedule",
+    "sync": "cli_keep:sync_command",
+    "clean": "cli_keep:clean",
+}
+
+
+class Verbs(click.Group):
+    """Each verb is imported when it is asked for: what they all need together takes seconds."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's own signature
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        module, _, name = _VERBS.get(cmd_name, "").partition(":")
+        found = getattr(import_module(f".{module}", __package__), name) if module else None
+        return found if isinstance(found, click.Command) else None
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="repeak")
 def cli() -> None:
     """Tune vLLM serving, and find the peak again whenever the engine moves.
@@ -32,13 +60,6 @@ def cli() -> None:
                    repeak tune plan.yaml      measure
                    repeak ui                  look
     """  # noqa: D301 - \b is click's mark for text to leave alone
-
-
-_LOOK = (show, ui, compare_command, attribute, report, audit, measure)
-_USE = (export_command, reproduce_command, import_command)
-_KEEP = (check, schedule, sync_command, clean)
-for command in (init, doctor, plan, tune, retune, *_LOOK, *_USE, *_KEEP):
-    cli.add_command(command)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import httpx
 
 from search_spaces.configuration import Configuration
 from trackers.mlflow_layout import experiment_name, uid_of
-from trackers.records import TrialRecord
 from trackers.redaction import redactor
 
-from .compare import Compared, compare, find_studies, lens_of, peaks_of
+from .compare import Compared, compare, find_studies
 from .compare_text import attributed_text, compared_text
-from .errors import Interrupted, PlanError
+from .errors import PlanError
+from .home import store_uri
 from .kept_plan import find_any_plan, kept_plan
 from .library import Shelf, find_plan, plan_names, reading, shelves
 from .mlflow_ui import HOST, compare_link, find_experiment
-from .peak_factors import Attributed, Ends, attributed, lacking
-from .plan import TuningPlan
-from .report import build_report, report_text
-from .report_html import write_figures, write_report
-from .reproduce import slots_of
-from .session import store_uri, tune_plan
-from .study import Bench, Study, attempt
-from .tune import Outcome, conclude
 
 __all__ = ["attribute", "compare_command", "report"]
 
@@ -65,17 +60,20 @@ def compare_command(old: str, new: str, *, plan: str | None, ui: str | None, as_
 @click.option("--from-records", is_flag=True, help="Launch nothing: what is measured already decides.")
 @click.option("--address", help="Join this Ray cluster instead of starting a local one.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-def attribute(plan_name: str, *, address: str | None, from_records: bool, as_json: bool, **asked: object) -> None:
+def attribute(plan_name: str, *, address: str | None, from_records: bool, as_json: bool, **asked: Any) -> None:
     """Say which changed setting moved the number: a factorial between the old peak and the new.
 
     \b
     Example:  repeak attribute plan.yaml --from-records
               repeak attribute quickstart-cpu --engine
     """  # noqa: D301
+    from .attribute import Asked, from_its_records, launched  # noqa: PLC0415 - what launches is slow to import
+
+    wanted = Asked(**asked)
     if from_records:
-        found = _from_records(_known(plan_name), **asked)  # type: ignore[arg-type]
+        found = from_its_records(_known(plan_name), wanted)
     else:
-        found = _launched(find_any_plan(plan_name), address, **asked)  # type: ignore[arg-type]
+        found = launched(find_any_plan(plan_name), wanted, address)
     if as_json:
         click.echo(json.dumps([one.model_dump(mode="json") for one in found], indent=1))
     else:
@@ -94,6 +92,9 @@ def report(plan_name: str, *, output: Path | None, figures: Path | None, as_json
     Example:  repeak report quickstart-cpu
               repeak report quickstart-cpu -o report.html --figures figures/
     """  # noqa: D301
+    from .report import build_report, report_text  # noqa: PLC0415 - only compare has to be quick
+    from .report_html import write_figures, write_report  # noqa: PLC0415
+
     name = _known(plan_name)
     found = build_report(shelves(name), kept_plan(name))
     if output is not None:
@@ -115,82 +116,16 @@ def _known(what: str) -> str:
     return name
 
 
-def _from_records(
-    name: str, *, old: str | None, new: str | None, target: str | None, engine: bool, replicates: int
-) -> list[Attributed]:
-    ended = [shelf for shelf in shelves(name) if peaks_of(shelf)]
-    latest = {shelf.opened.facts.get("engine", shelf.opened.study): shelf for shelf in ended}
-    have = {one: peaks_of(shelf) for one, shelf in latest.items()}
-    plan = kept_plan(name)
-    found = []
-    for ends in _ends(have, old, new, target, engine=engine):
-        lens = lens_of(plan, ends.new_peak)
-        found.append(attributed(ends, ends.design(replicates), lambda one: latest[one].records, lens))
-    return found
-
-
-def _ends(
-    have: dict[str, dict[str, Any]], old: str | None, new: str | None, target: str | None, *, engine: bool
-) -> list[Ends]:
-    """Old and new peak of each target asked for."""
-    names = list(have)
-    first, last = old or (names[0] if names else ""), new or (names[-1] if names else "")
-    if first == last or first not in have or last not in have:
-        raise PlanError("It takes two engines with a peak each.", f"Peaks are known of: {', '.join(names) or 'none'}.")
-    both = [name for name in have[first] if name in have[last] and target in (None, name)]
-    if not both:
-        raise PlanError(f"Both have no peak of {target}.", f"There are: {', '.join(have[first])}.")
-    return [
-        Ends(old=first, new=last, old_peak=have[first][name], new_peak=have[last][name], engine=engine) for name in both
-    ]
-
-
-def _launched(
-    plan: TuningPlan,
-    address: str | None,
-    *,
-    old: str | None,
-    new: str | None,
-    target: str | None,
-    engine: bool,
-    replicates: int,
-) -> list[Attributed]:
-    found: list[Attributed] = []
-
-    def work(studies: Sequence[Study], bench: Bench) -> Outcome:
-        by_name = {study.engine: study for study in studies}
-        outcome = conclude(studies, plan, bench.memory)
-        have = {name: dict(peaks) for name, peaks in outcome.peaks.items() if peaks}
-
-        def records(name: str) -> list[TrialRecord]:
-            return bench.memory.of(by_name[name].key)
-
-        for ends in _ends(have, old, new, target, engine=engine):
-            design = ends.design(replicates)
-            if design is not None:
-                runs = lacking(ends, design, records)
-                bench.progress.line(f"{ends.new_peak.target.name}: {len(runs)} launches are lacking, {design.note}")
-                for run in runs:
-                    where, configuration = ends.cell(design, run)
-                    attempt(by_name[where], bench, configuration, "attribute")
-            found.append(attributed(ends, design, records, lens_of(plan, ends.new_peak)))
-        return conclude(studies, plan, bench.memory)
-
-    result = tune_plan(plan, address=address, slots=slots_of(plan), work=work)
-    if result.interrupted:
-        raise Interrupted("Stopped; everything measured is kept.", "The same command goes on from here.")
-    return found
-
-
 def _link(pair: Sequence[Shelf], found: Compared, ui: str | None) -> str:
     """MLflow's comparison of the trials that stand in the tables; how to get it where no server answers."""
     plan = kept_plan(pair[1].opened.plan)
     uri = store_uri(plan.tracking.uri if plan else None)
     base = ui or (uri if uri.startswith("http") else f"http://{HOST}:5000")
-    try:
+    experiments: list[str | None] = []
+    with contextlib.suppress(OSError, httpx.HTTPError):
+        # A look first: making a client takes longer than all the rest.
+        socket.create_connection((urlsplit(base).hostname, urlsplit(base).port or 443), 3).close()
         experiments = [find_experiment(base, experiment_name(shelf.opened)) for shelf in pair]
-    except httpx.HTTPError:
-        experiments = []
     known = list(dict.fromkeys(filter(None, experiments)))
     shown = {step.configuration for move in found.targets for step in move.steps}
     runs = [run for shelf in pair for run in _runs(shelf, shown, uri)] if known else []

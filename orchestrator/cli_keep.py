@@ -23,7 +23,7 @@ from trackers.sync import sync
 from .check import Ask, Checked, PeakCheck, check_plan, look_at
 from .engine_environment import _MAKING, _lock_of, _read
 from .errors import PlanError, RepeakError
-from .home import home
+from .home import home, store_uri
 from .kept_plan import find_any_plan, kept_plan
 from .library import find_plan, plan_names, reading
 from .plan import TuningPlan
@@ -31,7 +31,6 @@ from .plan_forms import Seconds
 from .prepare import environments_root
 from .releases import Release, newer_release
 from .schedule import Nightly, cron_line, install, run, uninstall, unit_folder, units
-from .session import store_uri
 from .uv_steps import Uv
 
 __all__ = ["check", "clean", "schedule", "sync_command"]

@@ -10,13 +10,14 @@ import click
 from trackers.mlflow_layout import experiment_name
 
 from .clock import SystemClock
-from .home import home
-from .library import Shelf, find_plan, find_trial, plan_names, shelves
+from .home import home, store_uri
+from .library import Shelf, find_plan, find_trial, glances, plan_names, shelves
 from .mlflow_ui import experiment_link, find_experiment, serve_ui
-from .session import store_uri
 from .tables import history, trial_page, trials
 
 __all__ = ["show", "ui"]
+
+_MOST = 300  # trials of one study in a table
 
 
 @click.command()
@@ -36,7 +37,7 @@ def show(what: str | None, *, as_json: bool) -> None:
         click.echo(record.model_dump_json(indent=1) if as_json else trial_page(record), nl=as_json)
         return
     names = [plan] if plan else plan_names()
-    found = {name: shelves(name) for name in names}
+    found = {name: (shelves if as_json else glances)(name) for name in names}
     if as_json:
         click.echo(json.dumps({name: [_plain(shelf) for shelf in all_] for name, all_ in found.items()}, indent=1))
         return
@@ -47,7 +48,9 @@ def show(what: str | None, *, as_json: bool) -> None:
         workloads = list(dict.fromkeys(ref.name for record in shelf.records for ref in record.workloads))
         metric = _metric(shelf)
         click.echo(f"{shelf.opened.facts.get('engine', '')}  study {shelf.opened.study}  {metric}")
-        click.echo(trials(shelf.records, metric, workloads))
+        click.echo(trials(shelf.records[-_MOST:], metric, workloads))
+        if (left := len(shelf.records) - _MOST) > 0:
+            click.echo(f"{left} earlier trials: --json has them all; `repeak report` the best.\n")
 
 
 @click.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from .clock import Clock, SystemClock
 from .engine_actor import RaySlots
 from .errors import Interrupted, LockHeld
 from .fingerprint import machine_class
-from .home import home
+from .home import home, store_uri
 from .interrupts import stop_on_signals
 from .janitor import sweep
 from .kept_plan import keep_plan
@@ -152,11 +151,6 @@ def open_memory(plan: TuningPlan, progress: Progress) -> Iterator[tuple[Journal,
         for orphan in journal.orphans():
             journal.trial(orphan.closed("lost", "the run that measured it died"))
         yield journal, Memory(journal, partial(sync, journal, tracker), progress.line)
-
-
-def store_uri(given: str | None) -> str:
-    """The plan's store, else MLflow's own variable, else one SQLite file in the data directory."""
-    return given or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
 
 
 def _run(

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from mlflow import MlflowClient
 from scripted_slot import OneSlot, ScriptedSlot
 
-from orchestrator import cli_compare, reproduce
+from orchestrator import attribute as attributing
+from orchestrator import reproduce
 from orchestrator.cli_compare import attribute, compare_command, report
 from orchestrator.cli_export import export_command, reproduce_command
 from orchestrator.kept_plan import kept_plan
@@ -66,7 +67,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterato
     patch.setenv("REPEAK_HOME", str(place))
     patch.delenv("MLFLOW_TRACKING_URI", raising=False)
     engine = Engine()
-    for module in (cli_compare, reproduce):
+    for module in (attributing, reproduce):
         patch.setattr(module, "slots_of", lambda _: OneSlot(engine))
     patch.setattr("orchestrator.session.make_progress", lambda: PlainProgress(lambda _: None))
     plan = TuningPlan.model_validate(

@@ -17,7 +17,7 @@ from .home import home
 
 __all__ = ["Shelf", "find_plan", "find_trial", "glances", "plan_names", "reading", "shelves", "whole"]
 
-_LONG = 20_000_000  # bytes of a journal that is not read whole to be looked at
+_LONG = 5_000_000  # bytes of a journal that is not read whole to be looked at
 
 
 class Shelf(Frozen):

@@ -62,8 +62,10 @@ def _move(move: TargetMove) -> Iterator[str]:
 
 def gain_text(move: TargetMove) -> str:
     """What the new peak gives over keeping the old settings, in a sentence."""
+    if move.gain is None and move.steps[0].new is None:
+        return _folded("The old settings were not measured on the new engine: the gain over them is not known.")
     if move.gain is None:
-        return _folded("On the new engine nothing else is shown to be a better choice than the old settings.")
+        return _folded("On the new engine nothing is shown to be a better choice than the old settings.")
     words = {
         "better": "a gain",
         "worse": "a loss",

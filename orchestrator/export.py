@@ -22,7 +22,7 @@ from .library import Shelf
 from .peak import Peak, simplicity
 from .plan import TuningPlan
 
-__all__ = ["FORMATS", "Serving", "as_line", "export", "k_schedule", "serving"]
+__all__ = ["FORMATS", "Serving", "as_line", "export", "k_schedule", "launches_said", "serving"]
 
 FORMATS = ("serve", "yaml", "compose", "systemd", "schedule")
 _SCHEDULE_SINCE = "0.24.0"
@@ -72,7 +72,7 @@ def serving(shelf: Shelf, peak: Peak, plan: TuningPlan | None) -> Serving:
     if plan is not None:
         env |= serve_args(peak.configuration, serve={}, space=plan.space)[1]
     interval = f"{peak.estimate.value:.4g} +- {peak.estimate.half_width:.2g}"
-    numbers = f"{peak.target.metric} {interval} on {peak.target.name}, {peak.estimate.launches} launches"
+    numbers = f"{peak.target.metric} {interval} on {peak.target.name}, {launches_said(peak.estimate.launches)}"
     return Serving(
         start=argv[: at + 1],
         model=argv[at + 1],
@@ -82,6 +82,10 @@ def serving(shelf: Shelf, peak: Peak, plan: TuningPlan | None) -> Serving:
         title=f"{peak.configuration.label()}: {numbers}; {shelf.opened.fingerprint.engine}, stack "
         f"{shelf.opened.fingerprint.key}",
     )
+
+
+def launches_said(count: int) -> str:
+    return f"{count} launch" if count == 1 else f"{count} launches"
 
 
 def export(one: Serving, kind: str) -> str:

@@ -16,7 +16,7 @@ from .candidates import Target
 from .compare import Compared, compare, lens_of, peaks_of
 from .compare_text import attributed_text, compared_text
 from .errors import PlanError
-from .export import as_line, serving
+from .export import as_line, launches_said, serving
 from .library import Shelf
 from .peak import Peak
 from .peak_factors import Attributed, Ends, attributed
@@ -124,8 +124,8 @@ def _answer(shelf: Shelf, peak: Peak, plan: TuningPlan | None) -> Answer:
         better = "Keep what you run: nothing is shown to beat it."
     elif gain is not None:
         better = f"{ratio(gain)} of what you run now ({gain.verdict})."
-    sure = f"{value(estimate)} {peak.target.metric}: 95 % interval over {estimate.launches} launches"
-    sure += f", which differ by {peak.noise.sd:.1%} from one to the next."
+    sure = f"{value(estimate)} {peak.target.metric}: 95 % interval over {launches_said(estimate.launches)}"
+    sure += f"; launches differ by {peak.noise.sd:.1%} from one to the next."
     if not peak.confirmed:
         sure += " Unconfirmed: no fresh launch speaks for it yet."
     if peak.ties:

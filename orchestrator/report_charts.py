@@ -112,7 +112,7 @@ def _spread(engine: str, shelf: Shelf, workload: str, metric: str, plan: TuningP
     """Every launch of what was launched more than once: launch noise to be seen."""
     target = Target(name=workload, metric=metric, workloads=(workload,))
     keys = [r.configuration.key for r in _measured(shelf) for _ in r.launches]
-    often = [r for r in _measured(shelf) if keys.count(r.configuration.key) > 1 or r.role != "search"]
+    often = [r for r in _measured(shelf) if keys.count(r.configuration.key) > 1]
     field = candidates(often, target, lens_of(plan, _any_peak(shelf)).rule)[:_ROWS]
     kinds = (("search", [c.searched for c in field]), ("launched afresh", [c.fresh for c in field]))
     labels = [c.configuration.label() for c in field]

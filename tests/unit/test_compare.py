@@ -70,6 +70,15 @@ def test_a_regression_of_the_old_settings_is_told_beside_the_gain(home: Path) ->
     assert move.gain.verdict == "better"
 
 
+def test_old_settings_that_the_new_engine_never_ran_leave_the_gain_unknown(home: Path) -> None:
+    two.write(home)
+    old, new = find_studies(OLD, NEW)
+    kept = tuple(r for r in new.records if r.configuration.k != 2)
+    found = compare(old, new.model_copy(update={"records": kept}), kept_plan("plan"))
+    assert found.targets[0].gain is None
+    assert "the gain over them is not known" in " ".join(compared_text(found).split())
+
+
 def test_nothing_moved_says_so(home: Path) -> None:
     two.write(home, truth=lambda _, one: two.moved(OLD, one))
     (move,) = compare(*find_studies(OLD, NEW), plan=kept_plan("plan")).targets

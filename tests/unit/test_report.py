@@ -35,7 +35,7 @@ def test_the_latest_engine_s_answer_comes_first_with_command_gain_and_certainty(
     assert '"num_speculative_tokens": 8' in first.command
     assert first.command.startswith("VLLM_MARLIN_USE_ATOMIC_ADD=0 ")
     assert first.better.startswith("1.8")
-    assert "95 % interval over 3 launches" in first.sure
+    assert "95 % interval over 3 launches;" in first.sure
     assert "windows behind this number" in first.evidence
 
 

@@ -37,7 +37,7 @@ class Again(Frozen):
 
 
 class Reproduced(Frozen):
-    """`changed` names what is not as it was: flag or stack item -> (then, now)."""
+    """`changed` names what is not as it was: flag, traffic or stack item -> (then, now)."""
 
     trial: str
     again: str
@@ -149,7 +149,7 @@ def _judged(then: TrialRecord, now: TrialRecord, noises: Mapping[str, LaunchNois
         state=now.state,
         reason=now.reason,
         metric=metric,
-        changed={**_flags_moved(then, now), **then.fingerprint.diff(now.fingerprint)},
+        changed={**_flags_moved(then, now), **_traffic_moved(then, now), **then.fingerprint.diff(now.fingerprint)},
         numbers=tuple(numbers),
     )
 
@@ -159,6 +159,12 @@ def _flags_moved(then: TrialRecord, now: TrialRecord) -> dict[str, tuple[str | N
     old, new = (_flags(record.launches[-1].argv) if record.launches else {} for record in (then, now))
     names = sorted(old.keys() | new.keys())
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+
+
+def _traffic_moved(then: TrialRecord, now: TrialRecord) -> dict[str, tuple[str | None, str | None]]:
+    """Workloads whose content is not what it was: their numbers are of something else."""
+    old, new = ({ref.name: ref.sha256[:12] for ref in record.workloads} for record in (then, now))
+    return {f"workload {n}": (old.get(n), new.get(n)) for n in sorted(old.keys() | new) if old.get(n) != new.get(n)}
 
 
 def _flags(argv: Sequence[str]) -> dict[str, str]:

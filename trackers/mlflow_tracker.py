@@ -116,9 +116,9 @@ class MlflowTracker:
             try:
                 return action(self._client())
             except _errors() as error:
-                if not (problem := self._problem(error)).outage:
+                if not (problem := self._problem(error)).outage and "IntegrityError" not in str(error):
                     raise problem from error
-            # An answer may have been lost on its way: the second try finds what the first one wrote.
+            # An answer was lost on its way, or another writer was faster: the second try finds what is there.
             try:
                 return action(self._client())
             except _errors() as error:

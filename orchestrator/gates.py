@@ -17,9 +17,11 @@ from .load_window import Traffic, send_window
 from .server_view import answer_json, ask, view_server
 from .workload import Workload
 
-__all__ = ["GATES", "PREFIX", "broken_gates", "check_gates", "is_gate"]
+__all__ = ["GATES", "LAUNCH_PROOFS", "PREFIX", "broken_gates", "check_gates", "is_gate"]
 
 PREFIX = "gate_"
+LAUNCH_PROOFS = ("greedy_repeats",)
+"""Asked in every launch; what fails one is disproved."""
 _NEEDLE_TOKENS = 1500
 _SCHEMA = {
     "type": "object",
@@ -80,9 +82,9 @@ def tools(asked: _Asked) -> Verdict:
     return None if ending == "failed" else ending == "done", ending + detail
 
 
-def identity(asked: _Asked) -> Verdict:
-    """The same greedy prompt twice in one launch gives the same bytes."""
-    workload = Workload(name="gate", kind="generate", output_tokens=64, prompt_tokens=min(256, asked.length // 4))
+def greedy_repeats(asked: _Asked) -> Verdict:
+    """The same greedy prompt twice in one launch gives the same bytes: a proof of every launch, no gate."""
+    workload = Workload(name="gate", kind="generate", output_tokens=16, prompt_tokens=min(128, asked.length // 4))
     check = repeat_greedy(asked.url, workload, model=asked.model, api_key=asked.api_key, timeout_s=asked.timeout_s)
     return check.passed, check.detail
 
@@ -137,7 +139,7 @@ def _honoured(yes: bool) -> Verdict:
 
 
 GATES: dict[str, Callable[[_Asked], Verdict]] = {
-    gate.__name__: gate for gate in (needle, tools, identity, json_schema, logit_bias, min_p)
+    gate.__name__: gate for gate in (needle, tools, greedy_repeats, json_schema, logit_bias, min_p)
 }
 
 
@@ -147,8 +149,8 @@ def check_gates(
     """Ask a server for each capability, one request at a time.
 
     Returns:
-        One check a gate, `gate_<name>`: passed, failed (refused is failed too), or None where it could not
-        be asked. Never raises: a gate is no proof of the numbers beside it.
+        One check a name, `gate_<name>` where it is a capability: passed, failed (refused is failed too), or
+        None where it could not be asked. Never raises.
     """
     found = []
     for name in names:
@@ -158,7 +160,8 @@ def check_gates(
             passed, detail = GATES[name](asked)
         except MeasurementFailed as error:
             passed, detail = None, error.message
-        found.append(Check(name=f"{PREFIX}{name}", passed=passed, detail=detail[:300]))
+        known = name if name in LAUNCH_PROOFS else f"{PREFIX}{name}"
+        found.append(Check(name=known, passed=passed, detail=detail[:300]))
     return tuple(found)
 
 

@@ -155,7 +155,7 @@ def _extra(traffic: Traffic) -> dict[str, str]:
 def repeat_greedy(
     base_url: str, workload: Workload, *, model: str, api_key: str | None = None, timeout_s: float = 120.0
 ) -> Check:
-    """Once a launch, before its windows: two of the workload's prompts, asked one at a time, in three rounds.
+    """Once a launch: two of the workload's prompts, asked one at a time, in three rounds.
 
     Raises:
         MeasurementFailed: The server could not be asked.

@@ -129,7 +129,7 @@ class Budget(PlanPart):
 class Gates(PlanPart):
     """Capabilities asked for once in each launch, beside its speed."""
 
-    names: tuple[Literal["needle", "tools", "identity", "json_schema", "logit_bias", "min_p"], ...] = Field(
+    names: tuple[Literal["needle", "tools", "json_schema", "logit_bias", "min_p"], ...] = Field(
         (), description="Asked in this order, after the windows."
     )
     exclude: bool = Field(False, description="What breaks a gate that the incumbent passes is no peak.")

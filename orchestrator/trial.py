@@ -21,7 +21,7 @@ from trackers.records import (
 
 from .clock import Clock
 from .errors import EngineFailed, Interrupted, MeasurementFailed, SlotLost
-from .gates import is_gate
+from .gates import LAUNCH_PROOFS, is_gate
 from .launch_noise import LaunchNoise
 from .slot import EngineSlot, LaunchOrder
 from .stability import StabilityRule, estimate, judge_launches, judge_windows, launch_values
@@ -135,9 +135,9 @@ def _launches(plan: TrialPlan, slot: EngineSlot, remember: Remember, run: _Run) 
             if failure is None:
                 run.live.update(report.live)
                 failure = _measure(plan, slot, remember, run, number)
-                if failure is None and plan.gates:
-                    plan.say(f"launch {number + 1}: gates")
-                    slot.check_gates(plan.gates)
+                if failure is None:
+                    plan.say(f"launch {number + 1}: proofs and gates")
+                    slot.check_gates((*LAUNCH_PROOFS, *plan.gates))
         finally:
             closed = slot.stop() or report.launch
             run.launches.append(closed)

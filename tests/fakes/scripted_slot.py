@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from orchestrator.errors import EngineFailed, RepeakError
@@ -50,6 +50,9 @@ class ScriptedSlot:
             metrics={} if bad else {"decode_tok_s": float(value)},  # type: ignore[arg-type]
             checks=bad,
         )
+
+    def check_gates(self, names: Sequence[str]) -> tuple[Check, ...]:
+        return ()
 
     def stop(self) -> Launch | None:
         order, self.order = self.order, None

@@ -17,7 +17,7 @@ from trial_records import trial, window
 
 from orchestrator.clock import SystemClock
 from orchestrator.engine_environment import EngineEnvironment
-from orchestrator.gates import GATES, broken_gates, check_gates
+from orchestrator.gates import GATES, LAUNCH_PROOFS, broken_gates, check_gates
 from orchestrator.launch_noise import LaunchNoise
 from orchestrator.plan import Gates, TuningPlan
 from orchestrator.slot import LaunchOrder
@@ -129,7 +129,7 @@ def test_a_server_that_cannot_be_asked_says_nothing_of_its_capabilities() -> Non
 
 def test_a_plan_may_name_exactly_the_gates_there_are() -> None:
     literal = get_args(Gates.model_fields["names"].annotation)[0]
-    assert set(get_args(literal)) == set(GATES)
+    assert {*get_args(literal), *LAUNCH_PROOFS} == set(GATES)
 
 
 def measured(configuration: Configuration, role: str = "search", **results: bool | None):
@@ -177,7 +177,8 @@ class GatedSlot(ScriptedSlot):
 
     def check_gates(self, names):
         self.asked.append(tuple(names))
-        self.checks = tuple(Check(name=f"gate_{name}", passed=name not in self.fails) for name in names)
+        named = {name: name if name in LAUNCH_PROOFS else f"gate_{name}" for name in names}
+        self.checks = tuple(Check(name=check, passed=name not in self.fails) for name, check in named.items())
         return self.checks
 
     def stop(self) -> Launch | None:
@@ -216,16 +217,18 @@ class Kept:
 def test_a_trial_asks_once_a_launch_and_a_failed_gate_flags_but_does_not_disprove() -> None:
     slot = GatedSlot({"min_p"})
     record = run(slot, ("tools", "min_p"))
-    assert slot.asked == [("tools", "min_p")] * 2
+    assert slot.asked == [("greedy_repeats", "tools", "min_p")] * 2
     assert record.state == "measured"
     assert record.reason.endswith("; gate_min_p fails")
     assert broken_gates([measured(STOCK, "incumbent", min_p=True), record], STOCK) == {TUNED: ("min_p",)}
 
 
-def test_without_gates_in_the_plan_nothing_is_asked() -> None:
+def test_each_launch_must_repeat_its_greedy_answers() -> None:
     slot = GatedSlot({"min_p"})
     assert "gate" not in run(slot, ()).reason
-    assert slot.asked == []
+    assert slot.asked == [("greedy_repeats",)] * 2
+    record = run(GatedSlot({"greedy_repeats"}), ())
+    assert (record.state, record.reason.split(":")[0]) == ("disproved", "greedy_repeats")
 
 
 @pytest.mark.parametrize(("exclude", "winner"), [(False, TUNED), (True, STOCK)])

@@ -221,7 +221,7 @@ def test_a_server_without_counters_is_measured_with_the_proofs_that_are_left() -
 
 def test_the_result_has_the_shape_of_vllm_bench_serve() -> None:
     load = workload(goodput="ttft:1000", requests_per_window=3)
-    shaped = bench_json(measured({"k": 2, "chunks": [2]}, load))
+    shaped = bench_json(measured({"k": 2, "chunks": [2], "itl_ms": 10}, load))
     assert json.loads(json.dumps(shaped)) == shaped
     assert (shaped["completed"], shaped["num_prompts"], shaped["max_concurrency"]) == (3, 3, 1)
     assert shaped["request_goodput"] == pytest.approx(shaped["request_throughput"])

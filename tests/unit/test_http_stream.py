@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from truth_server import serving
 
 from orchestrator.errors import MeasurementFailed
 from orchestrator.http_stream import Exchange, StreamClient
+from orchestrator.server_view import view_server
 
 BODY = json.dumps({"model": "m", "prompt": "a b c d", "max_tokens": 4, "stream": True}).encode()
 
@@ -71,6 +81,67 @@ def test_nothing_listening_is_unreachable() -> None:
 def test_plain_http_behind_https_is_a_tls_error() -> None:
     with serving() as url:
         assert talk(url.replace("http:", "https:"), post).error == "tls"
+
+
+@contextmanager
+def tls_front(backend: str, folder: Path) -> Iterator[str]:
+    """The server at `backend` behind TLS, with a certificate that it signed itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now).not_valid_after(now + timedelta(days=1))
+    certificate = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), False)
+    pem = certificate.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "cert.pem").write_bytes(pem)
+    (folder / "both.pem").write_bytes(pem + key.private_bytes(*form))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "both.pem")
+    loop = asyncio.new_event_loop()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner = await asyncio.open_connection("127.0.0.1", urlsplit(backend).port)
+        await asyncio.gather(_pump(reader, inner[1]), _pump(inner[0], writer))
+
+    server = loop.run_until_complete(asyncio.start_server(pass_on, "localhost", 0, ssl=context))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield f"https://localhost:{server.sockets[0].getsockname()[1]}"
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.run_until_complete(_end(server))
+        loop.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+
+async def _end(server: asyncio.Server) -> None:
+    server.close()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_a_certificate_that_nobody_vouches_for_is_a_tls_error_until_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving() as url, tls_front(url, tmp_path) as front:
+        exchange = talk(front, post)
+        assert (exchange.error, exchange.status) == ("tls", 0)
+        assert "self-signed" in exchange.detail
+        with pytest.raises(MeasurementFailed, match="self-signed"):
+            view_server(front)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+        assert talk(front, post).error == ""
 
 
 def test_a_server_that_falls_silent_is_given_up_after_the_bound() -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trackers.records import Check, Launch, Measurement
+from trackers.records import Check, Failure, Launch, Measurement
 
 from .errors import ClusterError, Interrupted, RepeakError, SlotLost
 from .local_slot import LocalSlot
@@ -23,6 +23,7 @@ __all__ = ["RaySlots"]
 
 _READY_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 90.0
+_PREFLIGHT_TIMEOUT_S = 600.0
 _CALL_MARGIN_S = 120.0
 _WINDOW_TIMEOUT_S = 3600.0
 
@@ -35,6 +36,9 @@ class _EngineActor:
 
         gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids())
         self._slot = LocalSlot(engine, gpus=gpus)
+
+    def preflight(self, order: LaunchOrder) -> Failure | None:
+        return self._slot.preflight(order)
 
     def launch(self, order: LaunchOrder) -> LaunchReport:
         return self._slot.launch(order)
@@ -60,6 +64,10 @@ class _RaySlot:
 
     def __init__(self, actor: Any, aborted: threading.Event) -> None:
         self._actor, self._aborted = actor, aborted
+
+    def preflight(self, order: LaunchOrder) -> Failure | None:
+        failure: Failure | None = self._call("preflight", order, within_s=_PREFLIGHT_TIMEOUT_S)
+        return failure
 
     def launch(self, order: LaunchOrder) -> LaunchReport:
         report: LaunchReport = self._call("launch", order, within_s=order.start_timeout_s + _CALL_MARGIN_S)

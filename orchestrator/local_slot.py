@@ -21,6 +21,7 @@ from .fingerprint import live_items
 from .gates import check_gates
 from .home import home
 from .load_client import measure_window
+from .preflight import Preflight
 from .process_tree import descendants, listener_belongs_to
 from .server_view import read_page
 from .slot import LaunchOrder, LaunchReport
@@ -48,8 +49,22 @@ class LocalSlot:
         self._ready: Ready | None = None
         self._order: LaunchOrder | None = None
         self._launch: Launch | None = None
+        self._preflight: Preflight | None = None
+        self._notes: tuple[Check, ...] = ()
         self._doing = "idle"
         self._aborted = threading.Event()
+
+    def preflight(self, order: LaunchOrder) -> Failure | None:
+        """What the engine's own configuration says against an order; a note of it stands in the launches after."""
+        self._refuse_after_abort()
+        self._doing = "checking the configuration"
+        # Caches of its own: what it leaves there must not make a first launch look like a warm one.
+        caches = self._caches(order, "-preflight")
+        if self._preflight is None:
+            self._preflight = Preflight(order.environment.python, caches, self._clock)
+        failure, note = self._preflight.check([order.model, *order.args], self._env(order, caches), order.drafter)
+        self._notes = (note,)
+        return failure
 
     def launch(self, order: LaunchOrder) -> LaunchReport:
         """Start the ordered engine; one that failed to start is in the report, its tree already gone."""
@@ -63,6 +78,7 @@ class LocalSlot:
             argv=tuple(argv),
             log_path=str(order.run_dir / "engine.log"),
             cold_caches=not self._caches(order).exists(),
+            checks=self._notes,
         )
         blocked = self._memory.wait()
         if blocked is not None:
@@ -72,7 +88,7 @@ class LocalSlot:
         self._order = order
         self._server = EngineServer(
             argv,
-            self._env(order),
+            self._env(order, self._caches(order)),
             run_dir=order.run_dir,
             cookie=f"{order.run_id}-{order.trial_id}-{order.launch}",
             limits=ServerLimits(start_timeout_s=order.start_timeout_s),
@@ -133,6 +149,8 @@ class LocalSlot:
     def stop(self) -> Launch | None:
         """End the engine's whole tree and confirm it; the launch as it ended, None when there was none."""
         server, launch = self._server, self._launch
+        if self._aborted.is_set() and self._preflight is not None:
+            self._preflight.end()
         if launch is None:
             return None
         if server is not None:
@@ -161,6 +179,8 @@ class LocalSlot:
         server = self._server
         if server is not None:
             server.abort()
+        if self._preflight is not None:
+            self._preflight.abort()
 
     def _report(self, server: EngineServer, ready: Ready, order: LaunchOrder) -> LaunchReport:
         facts = reported(read_ends(server.log_path, _LOG_BYTES, _LOG_BYTES))
@@ -169,6 +189,7 @@ class LocalSlot:
         facts |= {f"{LABELS}{name}": value for name, value in labels.items() if value != "None"}
         wanted = order.environment.version.split("+", 1)[0]
         checks = (
+            *self._notes,
             Check(name="listener_is_ours", passed=True, detail=f"port {ready.port}, pid {ready.pid}"),
             Check(
                 name="served_version",
@@ -201,21 +222,21 @@ class LocalSlot:
         known = self._server.failure() if self._server else None
         return known or Failure(cause="unknown", kind="transient", message=error.message, evidence=error.hint)
 
-    def _env(self, order: LaunchOrder) -> dict[str, str]:
+    def _env(self, order: LaunchOrder, caches: Path) -> dict[str, str]:
         flags = {argument.split("=", 1)[0] for argument in order.args}
         env = launch_env(
             order.environment.flavour,
             inherited=os.environ,
             python=order.environment.python,
-            caches=self._caches(order),
+            caches=caches,
             model=order.model,
             given=flags,
         )
         # Always said, even if empty: an unset variable would show every GPU of the host.
         return {**env, "CUDA_VISIBLE_DEVICES": ",".join(self._gpus), **order.env}
 
-    def _caches(self, order: LaunchOrder) -> Path:
-        return home() / "caches" / order.environment.key
+    def _caches(self, order: LaunchOrder, use: str = "") -> Path:
+        return home() / "caches" / f"{order.environment.key}{use}"
 
     def _refuse_a_dead_engine(self, server: EngineServer) -> None:
         self._refuse_after_abort()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pydantic import Field
 
-from trackers.records import Check, Frozen, Launch, Measurement
+from trackers.records import Check, Failure, Frozen, Launch, Measurement
 
 from .engine_environment import EngineEnvironment
 from .workload import Workload
@@ -48,6 +48,10 @@ class LaunchReport(Frozen):
 
 class EngineSlot(Protocol):
     """At most one engine; every call is bounded and returns or raises a RepeakError."""
+
+    def preflight(self, order: LaunchOrder) -> Failure | None:
+        """Why the engine's own configuration refuses the order; None also where it cannot be asked."""
+        ...
 
     def launch(self, order: LaunchOrder) -> LaunchReport:
         """Start an engine and prove it ours; a failure to start is in the report, not raised."""

@@ -136,4 +136,5 @@ class LocalSlots:
 
 
 def _end(slot: EngineSlot) -> None:
+    slot.abort()
     slot.stop()

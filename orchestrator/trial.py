@@ -95,7 +95,7 @@ def run_trial(plan: TrialPlan, slot: EngineSlot, remember: Remember, *, clock: C
     started, began = clock.time(), clock.monotonic()
     verdict: tuple[TrialState, str] | None = None
     try:
-        verdict = _launches(plan, slot, remember, run)
+        verdict = _refused(plan, slot) or _launches(plan, slot, remember, run)
     except Interrupted as stop:
         verdict = ("interrupted", stop.message)
     except SlotLost as lost:
@@ -119,6 +119,13 @@ def run_trial(plan: TrialPlan, slot: EngineSlot, remember: Remember, *, clock: C
         started_at=started,
         duration_s=clock.monotonic() - began,
     )
+
+
+def _refused(plan: TrialPlan, slot: EngineSlot) -> tuple[TrialState, str] | None:
+    """What the engine itself says against the configuration, before a launch is paid for."""
+    plan.say("preflight")
+    failure = slot.preflight(plan.order(0))
+    return ("refused", f"{failure.cause}: {failure.message}") if failure else None
 
 
 def _launches(plan: TrialPlan, slot: EngineSlot, remember: Remember, run: _Run) -> tuple[TrialState, str] | None:

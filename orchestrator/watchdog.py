@@ -194,9 +194,8 @@ class Keeper:
     def start(self, log: int) -> bool:
         argv, env = self.spec["argv"], self.spec["env"]
         try:
-            child = subprocess.Popen(
-                argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            stdin, stdout = self.spec.get("stdin", subprocess.DEVNULL), self.spec.get("stdout", log)
+            child = subprocess.Popen(argv, env=env, stdin=stdin, stdout=stdout, stderr=log, start_new_session=True)
         except OSError as error:
             report(event="failed", error=f"{error.strerror}: {argv[0]}")
             return False

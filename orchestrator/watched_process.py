@@ -27,7 +27,7 @@ class WatchedProcess:
     """One program started by its own watchdog; `events` is what the watchdog reported, by name.
 
     Args:
-        spec: What watchdog.py reads: argv, env, log, limits, owner.
+        spec: What watchdog.py reads: argv, env, log, limits, owner; `stdin`, `stdout`: file descriptors to give it.
         cookie: What every process of the tree carries in its environment.
         errors: Where the watchdog's own errors go.
     """
@@ -51,6 +51,7 @@ class WatchedProcess:
                     stderr=stderr,
                     env={**env, COOKIE: cookie},
                     start_new_session=True,
+                    pass_fds=[spec[name] for name in ("stdin", "stdout") if name in spec],
                     check=True,
                     timeout=60,
                 )
@@ -78,8 +79,8 @@ class WatchedProcess:
         found = self.events.get("started", {}).get(name)
         return Process(*found) if found else None
 
-    def hear(self, seconds: float, source: socket.socket | None = None) -> bool:
-        """Take the watchdog's reports for up to so many seconds; True when the socket can be read."""
+    def hear(self, seconds: float, source: socket.socket | int | None = None) -> bool:
+        """Take the watchdog's reports for up to so many seconds; True when the source can be read."""
         poll = select.poll()  # not select: a driver may hold more than 1024 files
         if not self.lost:
             poll.register(self._reports, select.POLLIN)
@@ -89,7 +90,7 @@ class WatchedProcess:
         with self._lock:
             if self._reports in ready and not self.lost:
                 self._take()
-        return source is not None and source.fileno() in ready
+        return source is not None and (source if isinstance(source, int) else source.fileno()) in ready
 
     def tell(self, word: Literal["stop", "end"]) -> None:
         """Ask for the polite ladder, or the short one."""

@@ -22,6 +22,9 @@ class ScriptedSlot:
         self.launched: list[LaunchOrder] = []
         self._crash: Failure | None = None
 
+    def preflight(self, order: LaunchOrder) -> Failure | None:
+        return None
+
     def launch(self, order: LaunchOrder) -> LaunchReport:
         self.order, self._crash = order, None
         self.launched.append(order)

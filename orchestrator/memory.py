@@ -28,7 +28,7 @@ class Memory:
 
     def __init__(self, journal: Journal, send: Callable[[], SyncCounts] | None, warn: Callable[[str], None]) -> None:
         self._journal, self._send, self._warn = journal, send, warn
-        self._lock = threading.RLock()
+        self._lock, self._sending = threading.RLock(), threading.Lock()
         self._records: dict[str, list[TrialRecord]] = {}
         self._taken: dict[str, int] = {}
         self.outage = False
@@ -68,15 +68,20 @@ class Memory:
         with self._lock:
             self._journal.trial(record)
             self._records.setdefault(record.study, []).append(record)
-            if not self.outage:
-                self.send()
+        if not self.outage:
+            self.send()
 
     def send(self) -> None:
-        """Bring the store up to date; an outage is told once and mended by the next run or `repeak sync`."""
-        if self._send is None:
+        """Bring the store up to date; an outage is told once and mended by the next run or `repeak sync`.
+
+        Nothing waits for a slow store: what comes while another thread is sending goes with the next call.
+        """
+        if self._send is None or not self._sending.acquire(blocking=False):
             return
-        with self._lock:
+        try:
             counts = self._send()
+        finally:
+            self._sending.release()
         if counts.outage or counts.problems:
             self._warn(f"MLflow: {'; '.join(counts.problems[:2])} The journal has everything.")
         self.outage = counts.outage

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from search_spaces.configuration import Configuration, Scalar
@@ -13,18 +15,18 @@ from trackers.records import Failure, TrialRecord
 if TYPE_CHECKING:
     from .study import Study
 
-__all__ = ["known_failure", "refuse"]
+__all__ = ["gamble", "known_failure", "refuse"]
 
-# Which memory a cause ran out of: a knob that declares `needs` of it cannot ask for more and succeed.
-_RESOURCE = {
-    "out_of_memory_weights": "device",
-    "out_of_memory_kv": "kv",
-    "out_of_memory_activation": "activation",
-    "out_of_memory_graphs": "activation",
-    "out_of_memory_load": "activation",
-    "kv_below_max_model_len": "kv",
-    "out_of_memory_host": "host",
+_DEVICE = frozenset({"device", "kv", "activation"})
+# Which memory a cause ran out of. What the device holds is one pool: a configuration that asks for no less of any
+# part of it fails too, if perhaps by another name.
+_RESOURCE: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("out_of_memory_kv", "kv_below_max_model_len"), _DEVICE - {"device"}),
+    **dict.fromkeys(("out_of_memory_weights", "out_of_memory_activation", "out_of_memory_graphs"), _DEVICE),
+    "out_of_memory_load": _DEVICE,
+    "out_of_memory_host": frozenset({"host"}),
 }
+_GAMBLE = 8
 
 
 def refuse(study: Study, configuration: Configuration, records: Sequence[TrialRecord]) -> Failure | None:
@@ -55,25 +57,52 @@ def known_failure(configuration: Configuration, space: SearchSpace, records: Seq
             continue
         if record.configuration == configuration:
             return failure.model_copy(update={"message": f"{failure.message} (trial #{record.number})"})
-        resource = _RESOURCE.get(failure.cause)
-        if resource and _needs_at_least(configuration.values, record.configuration.values, resource, space):
+        resources = _RESOURCE.get(failure.cause)
+        if resources and _needs_at_least(configuration.values, record.configuration.values, resources, space):
             return failure.model_copy(
-                update={"message": f"needs no less {resource} memory than trial #{record.number}: {failure.message}"}
+                update={"message": f"needs no less memory than trial #{record.number}: {failure.message}"}
             )
     return None
 
 
+def gamble(configuration: Configuration, space: SearchSpace, records: Sequence[TrialRecord]) -> bool:
+    """Whether a launch is better spent elsewhere: it asks for much more memory than any that started.
+
+    Until one has failed for lack of memory nothing is too much, then twice as much; while more than one launch in
+    `_GAMBLE` failed so, nothing more at all.
+    """
+    launched = [record for record in records if record.launches]
+    failed = [record for record in launched if record.failure is not None and record.failure.cause in _RESOURCE]
+    if not failed:
+        return False
+    limit = 2.0 if len(failed) <= len(launched) // _GAMBLE else 1.0
+    asked = _demand(configuration, space)
+    started = (_demand(one.configuration, space) for one in launched if one.launches[-1].ready_s is not None)
+    return all(
+        math.prod(max(1.0, amount / had.get(name, amount)) for name, amount in asked.items()) > limit for had in started
+    )
+
+
+def _demand(configuration: Configuration, space: SearchSpace) -> dict[str, float]:
+    """The settings of a configuration that ask for memory as they grow; draft tokens with the one that is sure."""
+    knobs = {knob.name: knob for knob in space.knobs if knob.needs and knob.ordered and knob.name != "k"}
+    chosen = {name: value for name, value in configuration.values.items() if name in knobs}
+    return {name: float(value) for name, value in chosen.items() if value} | {"k": 1.0 + configuration.k}
+
+
 def _needs_at_least(
-    here: Mapping[str, Scalar], failed: Mapping[str, Scalar], resource: str, space: SearchSpace
+    here: Mapping[str, Scalar], there: Mapping[str, Scalar], resources: AbstractSet[str], space: SearchSpace
 ) -> bool:
-    """Whether every difference asks for as much of the resource or more; an undeclared one proves nothing."""
+    """Whether every difference asks for as much of the memory or more; an undeclared one proves nothing."""
     knobs = {knob.name: knob for knob in space.knobs if knob.active(here)}
-    for name in here.keys() | failed.keys():
-        if here.get(name) == failed.get(name):
+    # What a drafter holds comes on top of what the model needs without one.
+    beside = there.get("drafter") == "none" and {"drafter", "k"}
+    for name in here.keys() | there.keys():
+        if here.get(name) == there.get(name) or (beside and (name in beside or name.startswith("drafter."))):
             continue
         knob = knobs.get(name)
-        mine, theirs = here.get(name), failed.get(name)
-        if knob is None or resource not in knob.needs or not knob.ordered:
+        mine, theirs = here.get(name), there.get(name)
+        if knob is None or not resources & set(knob.needs) or not knob.ordered:
             return False
         if not isinstance(mine, int | float) or not isinstance(theirs, int | float) or mine < theirs:
             return False

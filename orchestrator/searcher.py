@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -65,11 +65,12 @@ class Searcher:
         self._queue = [one for one in queue if one.key not in self._told]
         self._asked: dict[str, optuna.trial.Trial] = {}
 
-    def ask(self, tries: int = 20) -> Configuration | None:
+    def ask(self, tries: int = 20, *, avoid: Callable[[Configuration], bool] = lambda _: False) -> Configuration | None:
         """The next configuration that has not been told yet; None when the space is used up.
 
         A sampler that proposes what is known `tries` times over has converged: then one knob is moved from
-        the best, and at last the rest of the space is gone through in its own order.
+        the best, and at last the rest of the space is gone through in its own order. What is to be avoided is
+        proposed only where nothing else is left.
         """
         while self._queue:
             configuration = self._queue.pop(0)
@@ -77,12 +78,13 @@ class Searcher:
                 return self._ask_for(configuration)
         for _ in range(tries):
             proposed = self._ask_once()
-            if proposed.key not in self._told and self._space.contains(proposed):
+            if proposed.key not in self._told and self._space.contains(proposed) and not avoid(proposed):
                 return proposed
             self._study.tell(self._asked.pop(proposed.key), state=TrialState.FAIL)
-        for candidate in self._around_the_best():
-            if candidate.key not in self._told:
-                return self._ask_for(candidate)
+        for wary in (True, False):
+            for candidate in self._around_the_best():
+                if candidate.key not in self._told and not (wary and avoid(candidate)):
+                    return self._ask_for(candidate)
         return None
 
     def tell(

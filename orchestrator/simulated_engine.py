@@ -134,6 +134,7 @@ async def _until_stopped(
             await asyncio.sleep(0.2)
             break
     log("APIServer", "launcher.py:254", "[shutdown] API server: shutdown triggered")
+    await asyncio.sleep(faults.get("stop_s", 0))
     for child in children:
         child.terminate()
         child.wait()

@@ -83,7 +83,8 @@ class Simulation:
     `children` are processes that stay when only their parent is killed. Faults: `die_at_start` (a cause that
     the surface knows, or a signal), `replay` (a log file to print) with `exit_code`, `die_after_requests`,
     `stall_after_tokens`, `hang_health`, `never_generates`, `ignore_term`, `spam_lines_s`, `grandchild` (deaf,
-    in a session of its own); only in the launches of `only_launches` (from 0) and for the values of `when`.
+    in a session of its own), `stop_s` (how long it takes to end); only in the launches of `only_launches` (from 0)
+    and for the values of `when`.
     """
 
     surface: Surface = field(default_factory=Surface)

@@ -21,7 +21,7 @@ from .objective import goal_names, goals, limits
 from .orders import Launchpad
 from .plan import TuningPlan
 from .progress import Progress
-from .refusal import refuse
+from .refusal import gamble, refuse
 from .searcher import Searcher
 from .slots import Slots
 from .trial import TrialPlan, run_trial
@@ -81,13 +81,17 @@ def search(study: Study, bench: Bench, *, allowance: int, workers: int = 1) -> s
         Interrupted: The user asked to stop.
     """
     searcher = _searcher(study, bench)
+
+    def risky(one: Configuration) -> bool:
+        return gamble(one, study.space, bench.memory.of(study.key))
+
     lock, ended = threading.Lock(), list[str]()
 
     def work() -> None:
         while True:
             with lock:
                 reason = bench.budget.spent() or _share(study, bench, allowance)
-                choice = None if reason else searcher.ask()
+                choice = None if reason else searcher.ask(avoid=risky)
                 if choice is None:
                     ended.append(reason or "every configuration of the space was measured")
                     return

@@ -77,3 +77,14 @@ def test_every_sampler_proposes_members_of_the_space(sampler: str) -> None:
         assert choice is not None
         assert space.contains(choice)
         searcher.tell(choice, [1.0])
+
+
+def test_what_is_to_be_avoided_is_proposed_last() -> None:
+    space = make_space()
+    searcher = Searcher(space)
+    labels = []
+    while (choice := searcher.ask(avoid=lambda one: one.k in (2, 8))) is not None:
+        labels.append(choice.label())
+        searcher.tell(choice, [1.0])
+    assert sorted(labels[:2]) == ["ngram k=16", "none"]
+    assert sorted(labels[2:]) == ["ngram k=2", "ngram k=8"]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from trackers.records import TrialRecord
 
 from .clock import Clock
+from .window import Window
 
 __all__ = ["Budget"]
 
@@ -19,7 +20,8 @@ class Budget:
         launches: At most this many engine starts over all runs; None without a limit.
         time_s: At most this much time over all runs; None without a limit.
         before: Records of earlier runs of the same plan: their launches and time are spent already.
-        until: A moment (seconds since the epoch) after which nothing new starts; None without one.
+        window: Of this run; nothing starts that would end past it.
+        launch_s: What a launch with its windows takes, as far as it is known.
     """
 
     def __init__(
@@ -29,10 +31,12 @@ class Budget:
         time_s: float | None,
         before: Iterable[TrialRecord],
         clock: Clock,
-        until: float | None = None,
+        window: Window | None = None,
+        launch_s: float = 0.0,
     ) -> None:
         records = list(before)
-        self.launches, self._time_s, self._clock, self._until = launches, time_s, clock, until
+        self.launches, self._time_s, self._clock = launches, time_s, clock
+        self.window, self._launch_s = window or Window(clock), launch_s
         self.used = sum(len(record.launches) for record in records)
         self._used_s = sum(record.duration_s for record in records)
         self._started = clock.monotonic()
@@ -44,9 +48,10 @@ class Budget:
             return f"the budget of {self.launches} launches is used"
         if self._time_s is not None and self.elapsed_s() >= self._time_s:
             return f"the budget of {self._time_s / 60:.0f} minutes is used"
-        if self._until is not None and self._clock.time() >= self._until:
-            return "the window of time has ended"
-        return None
+        left = self.window.left_s()
+        if 0 < left <= self._launch_s:
+            return f"{left / 60:.0f} minutes are left of the window, a launch takes {self._launch_s / 60:.0f}"
+        return self.window.ended or None
 
     def take(self) -> bool:
         """Reserve one launch; False when nothing is left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,12 +20,25 @@ from .fingerprint import PACKAGES, model_items, static_stack
 from .interpreters import probe_interpreter
 from .library import Shelf, glances
 from .plan import EngineSpec, ModelSource, TuningPlan
-from .prepare import _Held, _request, _stack, environments_root, study_key
+from .plan_forms import named_engine
+from .prepare import environments_root, request_of, stack_of, study_key, study_name
 from .rehearsal import simulated
 from .releases import Release
 from .retune_view import FAST
 
-__all__ = ["Ask", "Checked", "Look", "Move", "PeakCheck", "Sight", "check_plan", "look_at"]
+__all__ = [
+    "Ask",
+    "Checked",
+    "Look",
+    "Move",
+    "PeakCheck",
+    "Sight",
+    "check_plan",
+    "engines_of",
+    "follow",
+    "look_at",
+    "peaks_here",
+]
 
 Kind = Literal[
     "vllm", "torch", "cuda", "packages", "python", "driver", "gpu", "host", "model", "env", "workload", "settings"
@@ -100,7 +114,7 @@ def look_at(engine: EngineSpec, scratch: Path) -> Sight:
         if engine.simulated is not None:
             made = simulated(engine.simulated, scratch / engine.name)
             return Sight(made, {**probe_interpreter(made.python), "packages": made.packages})
-        found = existing_environment(_request(engine), environments_root())
+        found = existing_environment(request_of(engine), environments_root())
         if found is not None:
             return Sight(found, probe_interpreter(found.python))
         why = "its environment is not on this machine"
@@ -109,23 +123,55 @@ def look_at(engine: EngineSpec, scratch: Path) -> Sight:
     return Sight(None, probe_interpreter(Path(sys.executable)), why)
 
 
-def check_plan(plan: TuningPlan, look: Look, ask: Ask) -> Checked:
+def follow(base: EngineSpec, requirement: str) -> EngineSpec:
+    """Another version of an engine, built as that one was; of an adopted one it is built afresh."""
+    held = base.model_dump(include={"build_python", "torch_backend", "constraints", "packages"})
+    held |= {"requirement": requirement}
+    return EngineSpec.model_validate(named_engine(held))
+
+
+def engines_of(plan: TuningPlan, shelves: Sequence[Shelf]) -> list[EngineSpec]:
+    """The plan's engines, and the newer versions of them that were followed to (a study's facts say so)."""
+    named = {engine.name: engine for engine in plan.engines}
+    for facts in (shelf.opened.facts for shelf in shelves):
+        if facts.get("follows") in named:
+            found = follow(named[facts["follows"]], facts["requirement"])
+            named.setdefault(found.name, found)
+    return list(named.values())
+
+
+def peaks_here(plan: TuningPlan, now: float) -> tuple[dict[str, list[Shelf]], list[str]]:
+    """Studies that ended with a peak launched afresh, by engine, the latest last; and what is left out."""
+    recorded, notes = dict[str, list[Shelf]](), list[str]()
+    for shelf in glances(plan.name):
+        name = shelf.opened.facts.get("engine", shelf.opened.study)
+        if shelf.closed is None or not shelf.closed.peak:
+            continue
+        if not all(peak["confirmed"] for peak in shelf.closed.peak.values()):
+            notes.append(f"{name}: its search is not finished (`repeak tune` goes on)")
+        elif plan.upgrades.look_back and now - shelf.closed.at > plan.upgrades.look_back:
+            notes.append(f"{name}: its peak is older than look_back, so it is left alone")
+        else:
+            recorded.setdefault(name, []).append(shelf)
+    return recorded, notes
+
+
+def check_plan(plan: TuningPlan, look: Look, ask: Ask, now: Callable[[], float] = time.time) -> Checked:
     """Every recorded peak of a plan against the live stack, then what the index has above its engines.
 
     Args:
         plan: As it is now; what it says is compared with what was measured.
         look: Looks at an engine's environment (see `look_at`).
         ask: Asks the index for a newer version (see `newer_release`).
+        now: Seconds since the epoch.
     """
-    recorded: dict[str, list[Shelf]] = {}
-    for shelf in glances(plan.name):
-        if shelf.closed is not None and shelf.closed.peak:
-            recorded.setdefault(shelf.opened.facts.get("engine", shelf.opened.study), []).append(shelf)
-    peaks, notes, standing = [], [], {}
-    for engine in plan.engines:
+    recorded, notes = peaks_here(plan, now())
+    engines = engines_of(plan, [shelf for shelves in recorded.values() for shelf in shelves])
+    peaks, standing = [], {}
+    for engine in engines:
         sight = look(engine)
         for variant, source in plan.models.items():
-            name = engine.name if len(plan.models) == 1 else f"{engine.name} {variant}"
+            name = study_name(plan, engine, variant)
             shelves = recorded.pop(name, [])
             if not shelves:
                 notes.append(f"{name}: no peak yet")
@@ -138,7 +184,7 @@ def check_plan(plan: TuningPlan, look: Look, ask: Ask) -> Checked:
             peaks.append(peak.model_copy(update={"engine": name}))
             standing[engine.name] = shelf.opened.fingerprint
     notes += [f"{name}: has a peak, but is no longer in the plan" for name in recorded]
-    releases = [ask(*one) for one in _askable(plan, standing)]
+    releases = [ask(*one).model_copy(update={"engine": name}) for name, one in _askable(engines, standing).items()]
     return _with_cost(plan, peaks, releases, list(dict.fromkeys(notes)))
 
 
@@ -165,7 +211,7 @@ def _with_cost(
 
 def _against(plan: TuningPlan, engine: EngineSpec, source: ModelSource, shelf: Shelf, sight: Sight) -> PeakCheck:
     before = shelf.opened.fingerprint
-    moves = list(_stack_moves(before, _live(plan, engine, source, sight)))
+    moves = list(_stack_moves(before, _live(plan, source, sight)))
     if sight.environment is None:
         moves = [move for move in moves if move.kind in _SEEN_FROM_OUTSIDE]
     elif not engine.simulated:
@@ -184,7 +230,7 @@ def _against(plan: TuningPlan, engine: EngineSpec, source: ModelSource, shelf: S
     )
 
 
-def _live(plan: TuningPlan, engine: EngineSpec, source: ModelSource, sight: Sight) -> StackFingerprint:
+def _live(plan: TuningPlan, source: ModelSource, sight: Sight) -> StackFingerprint:
     """The stack as a run would read it now, from what is installed rather than from what was written down."""
     environment, probe = sight.environment, sight.probe
     if environment is None:
@@ -192,7 +238,7 @@ def _live(plan: TuningPlan, engine: EngineSpec, source: ModelSource, sight: Sigh
         return static_stack(environment={}, model=model, env=plan.serve.env, probe=probe)
     version = probe["engine"]["version"] or environment.version
     now = environment.model_copy(update={"packages": probe["packages"], "version": version})
-    return _stack(_Held(plan, engine, now, probe, plan.space, source, "", Path(), None))
+    return stack_of(plan, source, now, probe)
 
 
 def _stack_moves(before: StackFingerprint, now: StackFingerprint) -> Iterator[Move]:
@@ -232,10 +278,12 @@ def _traffic_moves(plan: TuningPlan, source: ModelSource, shelf: Shelf) -> list[
     return found
 
 
-def _askable(plan: TuningPlan, stacks: Mapping[str, StackFingerprint]) -> list[tuple[str, str, EnvironmentRequest]]:
-    """Each distribution under a peak once: its name, its highest version in the plan, how it is built."""
-    found: dict[str, tuple[Version, str, EnvironmentRequest]] = {}
-    for engine in plan.engines:
+def _askable(
+    engines: Sequence[EngineSpec], stacks: Mapping[str, StackFingerprint]
+) -> dict[str, tuple[str, str, EnvironmentRequest]]:
+    """For each distribution under a peak its highest version here: engine -> what is asked about it."""
+    found: dict[str, tuple[Version, str, str, EnvironmentRequest]] = {}
+    for engine in engines if stacks else ():
         if engine.simulated is not None:
             continue
         items = stacks[engine.name].items if engine.name in stacks else {}
@@ -243,13 +291,13 @@ def _askable(plan: TuningPlan, stacks: Mapping[str, StackFingerprint]) -> list[t
         if engine.requirement is not None:
             recipe = recipe_for(engine.requirement)
             name, version = canonicalize_name(recipe.distribution), recipe.version or version
-        request = _request(engine)
-        if request.adopt is not None:
+        request = request_of(engine)
+        if request.requirement is None:
             request = EnvironmentRequest(requirement=f"{name}=={version}")
         try:
             ordered = Version(version)
         except InvalidVersion:
             continue
         if name and (name not in found or ordered > found[name][0]):
-            found[name] = (ordered, version, request)
-    return [(name, version, request) for name, (_, version, request) in found.items() if stacks]
+            found[name] = (ordered, version, engine.name, request)
+    return {engine: (name, version, request) for name, (_, version, engine, request) in found.items()}

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import psutil
-from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from trackers.journal import Journal
@@ -20,18 +17,19 @@ from trackers.problems import JournalBusy
 from trackers.records import Frozen
 from trackers.sync import sync
 
-from .check import Ask, Checked, PeakCheck, check_plan, look_at
-from .engine_environment import _MAKING, _lock_of, _read
+from .check import Checked, PeakCheck
+from .engine_environment import environments_in, remove_environment
 from .errors import PlanError, RepeakError
 from .home import home, store_uri
 from .kept_plan import find_any_plan, kept_plan
 from .library import find_plan, plan_names, reading
+from .notices import WEBHOOK
 from .plan import TuningPlan
 from .plan_forms import Seconds
 from .prepare import environments_root
-from .releases import Release, newer_release
+from .releases import Release
 from .schedule import Nightly, cron_line, install, run, uninstall, unit_folder, units
-from .uv_steps import Uv
+from .upgrade import asking, checked
 
 __all__ = ["check", "clean", "schedule", "sync_command"]
 
@@ -51,16 +49,8 @@ def check(plan_name: str | None, *, pre: bool, as_json: bool) -> int:
     Example:  repeak check
               repeak check plan.yaml || repeak retune plan.yaml --if-moved
     """  # noqa: D301
-    steps = Uv(os.environ, lambda _: None)
-    told: dict[tuple[str, str], Release] = {}
-
-    def ask(distribution: str, installed: str, request: object) -> Release:
-        key = (distribution, installed)
-        if key not in told:
-            told[key] = newer_release(steps, distribution, installed, request, pre=pre)  # type: ignore[arg-type]
-        return told[key]
-
-    found = {name: _checked(name, plan, ask) for name, plan in _plans(plan_name)}
+    told: dict[str, Release] = {}
+    found = {name: _checked(plan, told, pre=pre) for name, plan in _plans(plan_name)}
     if as_json:
         plain = {name: {"moved": one.moved, **one.model_dump(mode="json")} for name, one in found.items()}
         click.echo(json.dumps(plain, indent=1))
@@ -78,17 +68,17 @@ def _plans(what: str | None) -> Iterator[tuple[str, TuningPlan | None]]:
         yield name, kept_plan(name)
 
 
-def _checked(name: str, plan: TuningPlan | None, ask: Ask) -> Checked:
+def _checked(plan: TuningPlan | None, told: dict[str, Release], *, pre: bool) -> Checked:
     """One plan that cannot be checked leaves the others be."""
     if plan is None:
         return Checked(notes=("its plan was not kept; name its file",))
-    if plan.name not in plan_names():
-        return Checked(notes=(f"no peak yet: `repeak tune {name}`",))
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            return check_plan(plan, lambda engine: look_at(engine, Path(scratch)), ask)
-        except RepeakError as error:
-            return Checked(notes=(str(error),))
+    if pre:
+        upgrades = plan.upgrades.model_copy(update={"follow": "pre-releases"})
+        plan = plan.model_copy(update={"upgrades": upgrades})
+    try:
+        return checked(plan, asking(plan, os.environ, told))
+    except RepeakError as error:
+        return Checked(notes=(str(error),))
 
 
 def _told(name: str, found: Checked) -> str:
@@ -114,46 +104,49 @@ def _release_line(one: Release) -> str:
         "offline": f"the index did not answer, so releases are not known: {one.why}",
         "unknown": f"cannot tell whether there is a newer one: {one.why}",
     }[one.state]
-    broken = "".join(f"; {version} is listed and does not resolve: {why}" for version, why in one.broken.items())
+    broken = "".join(f"; {version} is listed and cannot be had: {why}" for version, why in one.broken.items())
     return f"{one.distribution} {one.installed}: {said}{broken}"
 
 
 @click.command()
-@click.argument("plan_path", metavar="PLAN", type=click.Path(path_type=Path))
+@click.argument("plan_name", metavar="PLAN")
 @click.option("--at", default="02:00", show_default=True, help="Local time of day.")
 @click.option("--budget", help="Of each night, such as 2h.")
+@click.option("--until", help="Local time of day by which each night's run has ended, such as 06:00.")
 @click.option("--cron", is_flag=True, help="A crontab line instead of a systemd timer.")
 @click.option("--install", "put", is_flag=True, help="Put it in place for this user.")
 @click.option("--uninstall", "take", is_flag=True, help="Take timer, service and crontab line away.")
-def schedule(plan_path: Path, *, at: str, budget: str | None, cron: bool, put: bool, take: bool) -> None:
+def schedule(
+    plan_name: str, *, at: str, budget: str | None, until: str | None, cron: bool, put: bool, take: bool
+) -> None:
     """Print a nightly `retune --if-moved` as a systemd user timer or a crontab line; or install it.
 
     \b
-    Example:  repeak schedule plan.yaml --at 02:00 --budget 2h
+    Example:  repeak schedule plan.yaml --at 02:00 --until 06:00 --budget 2h
               repeak schedule plan.yaml --install
     """  # noqa: D301
     if put and take:
         raise click.UsageError("--install or --uninstall, not both.")
-    plan = find_any_plan(str(plan_path))
-    file, kept = plan_path.absolute(), os.environ.get("REPEAK_HOME")
-    place = str(home()) if kept else None
+    folder = unit_folder(os.environ)
+    if take:
+        removed = uninstall(plan_name, folder, run)
+        click.echo(f"removed {', '.join(removed)}" if removed else "nothing was installed", err=True)
+        return
+    plan, file = find_any_plan(plan_name), Path(plan_name).absolute()
+    if not file.is_file():
+        raise PlanError(f"There is no plan file {plan_name}.", "A schedule needs the plan's file.")
     try:
         if budget is not None:
             TypeAdapter(Seconds).validate_python(budget)
-        nightly = Nightly(plan=plan.name, file=file, at=at, budget=budget, home=place)
+        place = str(home()) if os.environ.get("REPEAK_HOME") else None
+        nightly = Nightly(plan=plan.name, file=file, at=at, until=until, budget=budget, home=place)
     except ValidationError as error:
-        what = "--at is HH:MM, such as 02:00" if "at" in error.errors()[0]["loc"] else "--budget is like 90m or 2h"
+        clock = {"at", "until"} & set(error.errors()[0]["loc"])
+        what = "--at and --until are HH:MM, such as 02:00" if clock else "--budget is like 90m or 2h"
         raise click.UsageError(f"{what}.") from None
-    if not file.is_file():
-        raise PlanError(f"There is no plan file {plan_path}.", "A schedule needs the plan's file.")
-    folder = unit_folder(os.environ)
-    if take:
-        removed = uninstall(nightly, folder, run)
-        click.echo(f"removed {', '.join(removed)}" if removed else "nothing was installed", err=True)
-        return
     parts = {"crontab": cron_line(nightly) + "\n"} if cron else units(nightly)
     click.echo("\n".join(text if cron else f"# {folder / name}\n{text}" for name, text in parts.items()), nl=False)
-    if kept_out := sorted(name for name in os.environ if name.startswith(("MLFLOW_", "PIP_", "UV_", "HF_"))):
+    if kept_out := sorted(name for name in os.environ if name.startswith(("MLFLOW_", "PIP_", "UV_", "HF_", WEBHOOK))):
         click.echo(f"set here, and not in a scheduled run: {', '.join(kept_out)}", err=True)
     if put:
         install(nightly, folder, cron=cron, run=run)
@@ -229,15 +222,15 @@ def clean(*, yes: bool, as_json: bool) -> None:
 
 
 def _environments() -> Iterator[Kept]:
-    root = environments_root()
-    locks = _locks_under_peaks()
-    for directory in sorted(root.iterdir()) if root.is_dir() else ():
-        if not directory.is_dir() or directory.name.startswith("."):
-            continue
-        environment = _read(directory)
+    locks, plans = _locks_under_peaks(), [kept_plan(name) for name in plan_names()]
+    spare = max((plan.upgrades.keep for plan in plans if plan), default=0)
+    for directory, environment in environments_in(environments_root()).items():
         keeps = locks.get(environment.lock_sha256[:16]) if environment else "it cannot be read, so it stays"
+        keeps = keeps or _in_use(directory)
+        if keeps is None and spare:
+            spare, keeps = spare - 1, "a plan keeps the latest"
         size = sum(file.lstat().st_size for file in directory.rglob("*") if not file.is_symlink() and file.is_file())
-        yield Kept(name=directory.name, size_mb=round(size / 1e6, 1), keeps=keeps or _in_use(directory))
+        yield Kept(name=directory.name, size_mb=round(size / 1e6, 1), keeps=keeps)
 
 
 def _locks_under_peaks() -> dict[str, str]:
@@ -260,13 +253,6 @@ def _in_use(directory: Path) -> str | None:
 
 
 def _remove(one: Kept) -> Kept:
-    """Renamed first, so that a removal that is interrupted is finished by the next build."""
-    directory = environments_root() / one.name
-    try:
-        with FileLock(_lock_of(directory).lock_file).acquire(timeout=0):
-            aside = directory.with_name(_MAKING + directory.name)
-            directory.rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)
-    except Timeout:
-        return one.model_copy(update={"keeps": "another process is making it"})
-    return one.model_copy(update={"removed": True})
+    if remove_environment(environments_root() / one.name):
+        return one.model_copy(update={"removed": True})
+    return one.model_copy(update={"keeps": "another process is making it"})

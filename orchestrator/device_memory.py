@@ -10,9 +10,10 @@ from trackers.records import Failure
 from .clock import Clock
 from .janitor import wait_memory_back
 
-__all__ = ["MemoryGate", "free_device_bytes"]
+__all__ = ["MemoryGate", "busy_devices", "free_device_bytes"]
 
 _TIMEOUT_S = 120.0
+_IDLE_MIB, _IDLE_SHARE = 1024, 10  # what a desktop or a monitor holds and uses (percent)
 
 
 def free_device_bytes(gpus: Sequence[str]) -> int | None:
@@ -23,6 +24,21 @@ def free_device_bytes(gpus: Sequence[str]) -> int | None:
         return sum(int(line) for line in said.split()) << 20
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
+
+
+def busy_devices(tool: str = "nvidia-smi") -> list[str]:
+    """GPUs that somebody works on, each with how much; none where no driver answers."""
+    query = [tool, "--query-gpu=index,memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        rows = [[int(cell) if cell.strip().isdigit() else 0 for cell in line.split(",")] for line in said.splitlines()]
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [
+        f"GPU {index}: {mib} MiB in use, {share} % busy"
+        for index, mib, share in rows
+        if mib > _IDLE_MIB or share > _IDLE_SHARE
+    ]
 
 
 class MemoryGate:

@@ -26,8 +26,10 @@ from .uv_steps import Uv, UvFailed, explain, install
 __all__ = [
     "EngineEnvironment",
     "EnvironmentRequest",
+    "environments_in",
     "existing_environment",
     "make_environment",
+    "remove_environment",
     "serve_command",
 ]
 
@@ -129,6 +131,31 @@ def existing_environment(request: EnvironmentRequest, root: Path) -> EngineEnvir
     return _read(root.absolute() / _key(request, recipe, find_interpreter(request.python)[1]))
 
 
+def environments_in(root: Path) -> dict[Path, EngineEnvironment | None]:
+    """Every environment of this machine by its directory, the latest made first; None where it cannot be read."""
+    found = [one for one in root.iterdir() if one.is_dir() and not one.name.startswith(".")] if root.is_dir() else []
+    return {one: _read(one) for one in sorted(found, key=lambda one: -one.stat().st_mtime)}
+
+
+def remove_environment(directory: Path) -> bool:
+    """Take it away; False where another process is making it.
+
+    Renamed first, so that a removal that is interrupted is finished by the next build.
+    """
+    try:
+        with _lock_of(directory).acquire(timeout=0):
+            _discard(directory)
+    except Timeout:
+        return False
+    return True
+
+
+def _discard(directory: Path) -> None:
+    aside = directory.with_name(_MAKING + directory.name)
+    directory.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def _key(request: EnvironmentRequest, recipe: Recipe, python: str) -> str:
     content = {
         "requirement": recipe.requirement,
@@ -196,10 +223,7 @@ def _reusable(directory: Path, progress: Callable[[str], None]) -> EngineEnviron
     if not why:
         return found
     progress(f"{directory.name} cannot be used again ({why}); building it anew")
-    # Under this name a removal that is interrupted gets finished by the next start.
-    aside = directory.with_name(_MAKING + directory.name)
-    directory.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
+    _discard(directory)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C: once ends the current launches and keeps what is measured; twice ends everything at once."""
+"""Wishes to stop: Ctrl-C once ends the current launches, twice everything; SIGUSR1 lets the current ones end."""
 
 from __future__ import annotations
 
@@ -14,20 +14,28 @@ __all__ = ["INTERRUPTED", "stop_on_signals"]
 
 INTERRUPTED = 130
 _LAST_WAIT_S = 10.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @contextmanager
-def stop_on_signals(abort: Callable[[], None], kill: Callable[[], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM as wishes to stop, for as long as the block runs.
+def stop_on_signals(
+    abort: Callable[[], None], kill: Callable[[], None], last: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGUSR1 as wishes to stop, for as long as the block runs.
 
     Args:
         abort: Called on the first one, in a thread: make running work end soon.
         kill: Called on the second: end every engine now; the process exits with 130 right after.
+        last: Called on SIGUSR1: start nothing more.
     """
     count = 0
 
     def heard(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature is given
         nonlocal count
+        if number == signal.SIGUSR1:
+            sys.stderr.write("\nstopping after the current launch\n")
+            last()
+            return
         count += 1
         if count == 1:
             sys.stderr.write("\nstopping: the current launch is abandoned (again to stop at once)\n")
@@ -36,7 +44,7 @@ def stop_on_signals(abort: Callable[[], None], kill: Callable[[], None]) -> Iter
             # Not from this frame: it may hold a lock that kill needs.
             threading.Thread(target=_end_now, args=(kill,), daemon=True).start()
 
-    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, heard) for number in _SIGNALS}
     try:
         yield
     finally:

@@ -23,6 +23,7 @@ from search_spaces.space_input import SpaceInput, close_to, local_path
 
 from .plan_forms import Also, Seconds, Share, named_engine, parsed_limit, serve_forms, single_model
 from .plan_sources import EngineSpec, ModelSource, PlanPart, ServeSettings, unique_engines
+from .plan_upgrades import Upgrades
 from .serve_line import ServeLine, is_secret, parse_serve_line
 from .stability import StabilityRule
 from .workload import Workload
@@ -41,6 +42,7 @@ __all__ = [
     "Slots",
     "Tracking",
     "TuningPlan",
+    "Upgrades",
 ]
 
 
@@ -203,6 +205,7 @@ class TuningPlan(PlanPart):
     ] = Field(Gates(), description="Names, or {names, exclude}; a failed one is flagged.")
     slots: Slots = Slots()
     tracking: Tracking = Tracking()
+    upgrades: Upgrades = Upgrades()
 
     @model_validator(mode="after")
     def _consistent(self) -> TuningPlan:

@@ -33,7 +33,15 @@ from .rehearsal import simulated
 from .serve_line import incumbent_configuration
 from .study import Study
 
-__all__ = ["environments_root", "missing_environments", "prepare_studies", "study_key"]
+__all__ = [
+    "environments_root",
+    "missing_environments",
+    "prepare_studies",
+    "request_of",
+    "stack_of",
+    "study_key",
+    "study_name",
+]
 
 
 def environments_root() -> Path:
@@ -45,7 +53,7 @@ def missing_environments(plan: TuningPlan) -> list[EngineSpec]:
     return [
         engine
         for engine in plan.engines
-        if engine.simulated is None and existing_environment(_request(engine), environments_root()) is None
+        if engine.simulated is None and existing_environment(request_of(engine), environments_root()) is None
     ]
 
 
@@ -65,8 +73,7 @@ def prepare_studies(plan: TuningPlan, *, logs: Path, memory: Memory | None, prog
             progress.line(f"{engine.name}: {sentence}")
         for variant, source in plan.models.items():
             held = _Held(plan, engine, environment, probe, space, source, run_id, logs, memory)
-            name = engine.name if len(plan.models) == 1 else f"{engine.name} {variant}"
-            studies.append(_study(name, held))
+            studies.append(_study(study_name(plan, engine, variant), held))
     return studies
 
 
@@ -97,7 +104,13 @@ def study_key(plan: TuningPlan, stack: StackFingerprint, flags: Mapping[str, Any
     return hashlib.sha256(json.dumps(held, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def _request(engine: EngineSpec) -> EnvironmentRequest:
+def study_name(plan: TuningPlan, engine: EngineSpec, variant: str) -> str:
+    """An engine's name, with the model's variant where the plan has several."""
+    return engine.name if len(plan.models) == 1 else f"{engine.name} {variant}"
+
+
+def request_of(engine: EngineSpec) -> EnvironmentRequest:
+    """The environment that an engine of a plan wants."""
     if engine.python is not None:
         return EnvironmentRequest(adopt=engine.python)
     return EnvironmentRequest(
@@ -116,7 +129,7 @@ def _environment(engine: EngineSpec, progress: Progress) -> EngineEnvironment:
     if engine.simulated is not None:
         return simulated(engine.simulated, home() / "simulated" / engine.name)
     try:
-        return make_environment(_request(engine), root=environments_root(), progress=say)
+        return make_environment(request_of(engine), root=environments_root(), progress=say)
     finally:
         progress.now(engine.name, "")
 
@@ -124,7 +137,7 @@ def _environment(engine: EngineSpec, progress: Progress) -> EngineEnvironment:
 def _study(name: str, held: _Held) -> Study:
     plan, source, memory = held.plan, held.source, held.memory
     config = _config(source)
-    stack = _stack(held)
+    stack = stack_of(plan, source, held.environment, held.probe)
     key = study_key(plan, stack, held.flags)
     incumbent = None
     if plan.incumbent is not None:
@@ -157,19 +170,21 @@ def start_bound(memory: Memory | None, study: str) -> float:
     return max(300.0, 5 * max(seen)) if seen else 1800.0
 
 
-def _stack(held: _Held) -> StackFingerprint:
-    environment = held.environment
+def stack_of(
+    plan: TuningPlan, source: ModelSource, environment: EngineEnvironment, probe: Mapping[str, Any]
+) -> StackFingerprint:
+    """The stack under a study: environment and host as `probe` (of its interpreter) tells them, model, variables."""
     return static_stack(
         environment=environment_items(
             version=environment.version,
             distribution=canonicalize_name(environment.requirement.split("==")[0].split("@")[0].strip()),
-            python=str(held.probe.get("python", "")),
+            python=str(probe.get("python", "")),
             packages=environment.packages,
             lock_sha256=environment.lock_sha256,
         ),
-        model=model_items(held.source.reference, held.source.revision),
-        env=held.plan.serve.env,
-        probe=held.probe,
+        model=model_items(source.reference, source.revision),
+        env=plan.serve.env,
+        probe=probe,
     )
 
 

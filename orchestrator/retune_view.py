@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
@@ -49,7 +48,7 @@ THOROUGH = Effort(calm=14, most=19, gain=0.3, gain_moved=0.1, hopeless=2.0, riva
 class Frame:
     """What a retune holds fixed. `refuses`: whether arithmetic rules a configuration out on the new stack.
 
-    `scales` are those of the old surface (`fit_scales`); `alternate`: the old engine can still be launched.
+    `scales` are those of the old surface (`fit_scales`).
     """
 
     space: SearchSpace
@@ -60,7 +59,6 @@ class Frame:
     scales: Mapping[str, float]
     effort: Effort = FAST
     refuses: Callable[[Configuration], bool] = field(default=lambda _: False)
-    alternate: bool = False
     memo: dict[str, tuple[Configuration, ...]] = field(default_factory=dict)
 
     def around(self, base: Configuration) -> tuple[Configuration, ...]:
@@ -72,12 +70,11 @@ class Frame:
 
 @dataclass(frozen=True)
 class Step:
-    """The next launch: of what, in which role and why; on the old stack where both take turns."""
+    """The next launch on the new stack: of what, in which role and why."""
 
     configuration: Configuration
     role: Role
     reason: str
-    stack: Literal["new", "old"] = "new"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from pydantic import Field
@@ -16,8 +16,9 @@ from pydantic import Field
 from trackers.records import Frozen
 
 from .errors import RepeakError
+from .window import HOUR
 
-__all__ = ["Nightly", "Run", "cron_line", "install", "run", "uninstall", "unit_folder", "units"]
+__all__ = ["Nightly", "Run", "cron_line", "install", "run", "uninstall", "unit_folder", "unit_name", "units"]
 
 _TIMEOUT_S = 60
 Run = Callable[[list[str], str | None], tuple[int, str]]
@@ -28,23 +29,28 @@ class Nightly(Frozen):
 
     plan: str
     file: Path
-    at: str = Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
+    at: str = Field(pattern=f"^{HOUR}$")
+    until: str | None = Field(None, pattern=f"^{HOUR}$")
     budget: str | None = None
     home: str | None = None
 
     @property
     def name(self) -> str:
-        """Of its units, and the mark of its crontab line; another plan's is another."""
-        slug = re.sub(r"[^a-z0-9]+", "-", self.plan.lower()).strip("-")
-        digest = hashlib.sha256(self.plan.encode()).hexdigest()[:6]
-        return f"repeak-{slug}" if slug == self.plan else f"repeak-{slug}-{digest}"
+        return unit_name(self.plan)
 
     @property
     def command(self) -> list[str]:
         script = Path(sys.executable).with_name("repeak")
         start = [str(script)] if script.is_file() else [sys.executable, "-P", "-m", "orchestrator"]
-        budget = ["--budget", self.budget] if self.budget else []
-        return [*start, "retune", str(self.file), "--if-moved", *budget]
+        limits = [word for name in ("budget", "until") if (text := getattr(self, name)) for word in (f"--{name}", text)]
+        return [*start, "retune", str(self.file), "--if-moved", *limits]
+
+
+def unit_name(plan: str) -> str:
+    """Of a plan's units, and the mark of its crontab line; another plan's is another."""
+    slug = re.sub(r"[^a-z0-9]+", "-", plan.lower()).strip("-")
+    digest = hashlib.sha256(plan.encode()).hexdigest()[:6]
+    return f"repeak-{slug}" if slug == plan else f"repeak-{slug}-{digest}"
 
 
 def units(nightly: Nightly) -> dict[str, str]:
@@ -83,7 +89,7 @@ def install(nightly: Nightly, folder: Path, *, cron: bool, run: Run) -> None:
         RepeakError: systemd or cron would not take it.
     """
     if cron:
-        _write_crontab([*_others(nightly, run), cron_line(nightly)], run)
+        _write_crontab([*_others({nightly.name}, run), cron_line(nightly)], run)
         return
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in units(nightly).items():
@@ -91,38 +97,46 @@ def install(nightly: Nightly, folder: Path, *, cron: bool, run: Run) -> None:
     for words in (["daemon-reload"], ["enable", "--now", f"{nightly.name}.timer"]):
         code, said = run(["systemctl", "--user", *words], None)
         if code:
-            _remove_units(nightly, folder, run)
+            _remove_units(nightly.name, folder, run)
             hint = "Is there a user session (`loginctl enable-linger`)? `--cron` uses the crontab instead."
             raise RepeakError(f"systemd did not take the timer: {said.strip()[-300:]}", hint)
 
 
-def uninstall(nightly: Nightly, folder: Path, run: Run) -> list[str]:
-    """Removes timer, service and crontab line, wherever they are; says which were there."""
-    removed = _remove_units(nightly, folder, run)
+def uninstall(what: str, folder: Path, run: Run) -> list[str]:
+    """Removes timer, service and crontab line of a plan, by its name or its file, which may be gone.
+
+    Returns what was there.
+    """
+    names, file = {unit_name(what)}, str(Path(what).absolute())
+    names |= {one.stem for one in folder.glob("repeak-*.service") if _quoted(file) in one.read_text(encoding="utf-8")}
+    removed = [part for name in sorted(names) for part in _remove_units(name, folder, run)]
     code, said = run(["crontab", "-l"], None)
-    if code == 0 and len(others := _others(nightly, run)) < len(said.splitlines()):
+    escaped = f" retune {shlex.quote(file)} ".replace("%", r"\%")
+    names |= {line.rpartition(" # ")[2] for line in said.splitlines() if code == 0 and escaped in line}
+    if code == 0 and len(others := _others(names, run)) < len(said.splitlines()):
         _write_crontab(others, run)
         removed.append("the crontab line")
     return removed
 
 
-def _remove_units(nightly: Nightly, folder: Path, run: Run) -> list[str]:
-    timer = f"{nightly.name}.timer"
-    there = [name for name in units(nightly) if (folder / name).exists()]
+def _remove_units(name: str, folder: Path, run: Run) -> list[str]:
+    timer = f"{name}.timer"
+    there = [one for one in (f"{name}.service", timer) if (folder / one).exists()]
     if there:
         run(["systemctl", "--user", "disable", "--now", timer], None)
-        for path in (*(folder / name for name in there), folder / "timers.target.wants" / timer):
+        for path in (*(folder / one for one in there), folder / "timers.target.wants" / timer):
             path.unlink(missing_ok=True)
         run(["systemctl", "--user", "daemon-reload"], None)
     return there
 
 
-def _others(nightly: Nightly, run: Run) -> list[str]:
+def _others(names: Collection[str], run: Run) -> list[str]:
     """The crontab's other lines; none where the user has no crontab."""
     code, said = run(["crontab", "-l"], None)
     if code and "no crontab" not in said:
         raise RepeakError(f"The crontab cannot be read: {said.strip()[-300:]}", "Install cron, or leave --cron out.")
-    return [] if code else [line for line in said.splitlines() if not line.endswith(f" # {nightly.name}")]
+    marks = tuple(f" # {name}" for name in names)
+    return [] if code else [line for line in said.splitlines() if not line.endswith(marks)]
 
 
 def _write_crontab(lines: list[str], run: Run) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from trackers.problems import JournalBusy
 from trackers.records import Estimate
 from trackers.sync import sync
 
+from .advice import Advice, advice_text
 from .audit_peaks import audit_peaks
 from .budget import Budget
 from .clock import Clock, SystemClock
@@ -26,9 +27,9 @@ from .home import home, store_uri
 from .interrupts import stop_on_signals
 from .janitor import sweep
 from .kept_plan import keep_plan
-from .library import shelves
+from .library import Shelf, shelves
 from .memory import Memory
-from .plan import TuningPlan
+from .plan import EngineSpec, TuningPlan
 from .prepare import prepare_studies
 from .progress import Progress, make_progress
 from .report_html import report_at_end
@@ -37,8 +38,9 @@ from .slots import Slots
 from .study import Bench, Study
 from .tables import closing
 from .tune import Outcome, conclude, run_studies
+from .window import Window
 
-__all__ = ["Result", "journal_directory", "open_memory", "tune_plan"]
+__all__ = ["Result", "Scope", "journal_directory", "open_memory", "tune_plan"]
 
 Work = Callable[[Sequence[Study], Bench], Outcome]
 _REPORT = "report.html"
@@ -47,6 +49,28 @@ _REPORT = "report.html"
 def journal_directory(plan: TuningPlan) -> Path:
     """Where a plan's journal lies: one per plan name, in the data directory of this user."""
     return home() / "journals" / plan.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """One engine of a plan taken up alone, after a study that was finished on another stack.
+
+    `study` names the engine's study (with the model's variant, where there are several), `facts` are
+    remembered of it.
+    """
+
+    engine: EngineSpec
+    study: str
+    old: Shelf
+    facts: Mapping[str, str]
+
+    def studies(self, prepared: Sequence[Study]) -> list[Study]:
+        """The finished study, which no engine runs any more, and the one to be made."""
+        new = next(one for one in prepared if one.engine == self.study)
+        opened = self.old.opened
+        name = opened.facts.get("engine", opened.study)
+        name = f"{name} before" if name == new.engine else name
+        return [replace(new, engine=name, key=opened.study, stack=opened.fingerprint), new]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +84,15 @@ class Result:
     interrupted: bool = False
 
     @property
+    def advice(self) -> Sequence[Advice]:
+        return self.outcome.advice
+
+    @property
+    def finished(self) -> set[str]:
+        """Engines that have a peak for every target they were looked at for."""
+        return {engine for engine, peaks in self.outcome.peaks.items() if peaks}
+
+    @property
     def exit_code(self) -> int:
         """0 done (`cannot tell` included), 4 nothing could be measured."""
         return 0 if any(self.outcome.peaks.values()) else 4
@@ -67,7 +100,8 @@ class Result:
     def text(self) -> str:
         stacks = {study.engine: study.stack for study in self.studies}
         table = closing(self.outcome.peaks, self.outcome.shifts, stacks, self.outcome.ended)
-        return f"{table}\n{self.launches} launches in all runs of this plan. `repeak ui` opens every trial."
+        told = "".join(f"{advice_text(one)}\n" for one in self.outcome.advice)
+        return f"{told}{table}\n{self.launches} launches in all runs of this plan. `repeak ui` opens every trial."
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -85,6 +119,7 @@ class Result:
                 for study in self.studies
             ],
             "shifts": [shift.model_dump(mode="json") for shift in self.outcome.shifts],
+            "advice": [one.model_dump(mode="json") for one in self.outcome.advice],
             "launches": self.launches,
             "interrupted": self.interrupted,
         }
@@ -98,6 +133,8 @@ def tune_plan(
     progress: Progress | None = None,
     clock: Clock | None = None,
     work: Work = run_studies,
+    scope: Scope | None = None,
+    window: Window | None = None,
 ) -> Result:
     """Run a plan, or go on with it.
 
@@ -108,6 +145,8 @@ def tune_plan(
         progress: Where to say what happens.
         clock: Time.
         work: What is done with the studies; a retune gives its own.
+        scope: One engine alone, whose launches alone the plan's budget counts then.
+        window: Of time, for this run: nothing starts that would not end in it, and its end ends what runs.
 
     Raises:
         LockHeld: Another run holds this plan's journal.
@@ -118,19 +157,24 @@ def tune_plan(
             keep_plan(plan, journal.directory)
             for stray in sweep(home() / "running"):
                 progress.line(f"removed an engine left by a run that died: {stray.run}")
-            studies = prepare_studies(plan, logs=journal.directory / "trials", memory=memory, progress=progress)
-            _open_studies(studies, plan, journal, clock)
+            wanted = plan.model_copy(update={"engines": (scope.engine,)}) if scope else plan
+            studies = prepare_studies(wanted, logs=journal.directory / "trials", memory=memory, progress=progress)
+            studies = scope.studies(studies) if scope else studies
+            _open_studies(studies, plan, journal, clock, scope.facts if scope else {})
             memory.send()
-            return _run(
-                plan,
-                studies,
-                journal,
-                memory,
-                slots or _ray_slots(plan, address, progress),
-                progress,
-                clock,
-                work,
+            counted = [one for study in studies[bool(scope) :] for one in memory.of(study.key)]
+            every = [one for study in studies for one in memory.of(study.key)]
+            budget = Budget(
+                launches=plan.budget.launches,
+                time_s=plan.budget.time_s,
+                before=counted,
+                clock=clock,
+                window=window,
+                launch_s=sum(one.duration_s for one in every) / max(1, sum(len(one.launches) for one in every)),
             )
+            held = slots or _ray_slots(plan, address, progress)
+            bench = Bench(plan=plan, slots=held, memory=memory, budget=budget, clock=clock, progress=progress)
+            return _run(studies, bench, journal, work, closing=studies[bool(scope) :])
     finally:
         progress.close()
 
@@ -153,41 +197,32 @@ def open_memory(plan: TuningPlan, progress: Progress) -> Iterator[tuple[Journal,
         yield journal, Memory(journal, partial(sync, journal, tracker), progress.line)
 
 
-def _run(
-    plan: TuningPlan,
-    studies: Sequence[Study],
-    journal: Journal,
-    memory: Memory,
-    slots: Slots,
-    progress: Progress,
-    clock: Clock,
-    work: Work,
-) -> Result:
-    keys = {study.key for study in studies}
-    before = [record for record in memory.all() if record.study in keys]
-    budget = Budget(launches=plan.budget.launches, time_s=plan.budget.time_s, before=before, clock=clock)
-    bench = Bench(plan=plan, slots=slots, memory=memory, budget=budget, clock=clock, progress=progress)
-    interrupted = False
+def _run(studies: Sequence[Study], bench: Bench, journal: Journal, work: Work, *, closing: Sequence[Study]) -> Result:
+    plan, memory, budget, slots = bench.plan, bench.memory, bench.budget, bench.slots
     try:
-        with stop_on_signals(slots.abort, slots.kill):
+        with stop_on_signals(slots.abort, slots.kill, budget.window.stop), budget.window.closing(slots.abort):
             outcome = work(studies, bench)
     except Interrupted:
-        interrupted = True
-        outcome = conclude(studies, plan, memory)
+        ended = {study.engine: budget.spent() or "interrupted" for study in studies}
+        outcome = replace(conclude(studies, plan, memory, ended), interrupted=True)
     finally:
         slots.close()
-    if _close_studies(studies, outcome, journal, clock):
-        report_at_end(shelves(plan.name), plan, journal.directory / _REPORT, progress.line)
+    if _close_studies(closing, outcome, journal, bench.clock):
+        report_at_end(shelves(plan.name), plan, journal.directory / _REPORT, bench.progress.line)
     memory.outage = False
     memory.send()
-    return Result(plan=plan, studies=studies, outcome=outcome, launches=budget.used, interrupted=interrupted)
+    # What the end of its window ended was not stopped by anybody.
+    stopped = outcome.interrupted and budget.window.left_s() > 0
+    return Result(plan=plan, studies=studies, outcome=outcome, launches=budget.used, interrupted=stopped)
 
 
 def _ray_slots(plan: TuningPlan, address: str | None, progress: Progress) -> RaySlots:
     return RaySlots(plan.slots.count, address=address, gpus=plan.slots.gpus, directory=home(), say=progress.line)
 
 
-def _open_studies(studies: Sequence[Study], plan: TuningPlan, journal: Journal, clock: Clock) -> None:
+def _open_studies(
+    studies: Sequence[Study], plan: TuningPlan, journal: Journal, clock: Clock, facts: Mapping[str, str]
+) -> None:
     known = journal.studies()
     for study in studies:
         if study.key in known:
@@ -202,7 +237,7 @@ def _open_studies(studies: Sequence[Study], plan: TuningPlan, journal: Journal, 
                 machine=machine_class(study.stack),
                 fingerprint=study.stack,
                 started_at=clock.time(),
-                facts={"engine": study.engine},
+                facts={"engine": study.engine, **facts},
                 files={"environment/requirements.lock": str(lock)} if lock and lock.exists() else {},
             )
         )
@@ -218,6 +253,9 @@ def _close_studies(studies: Sequence[Study], outcome: Outcome, journal: Journal,
         facts = {f"peak.{name}": peak.configuration.label() for name, peak in peaks.items()}
         facts |= {f"verdict.{name}": peak.verdict for name, peak in peaks.items()}
         facts |= _shift_facts(study, studies, outcome.shifts)
+        for one in outcome.advice:
+            if one.engine == study.engine:
+                facts |= {f"shift.{one.target}": one.verdict, f"advice.{one.target}": f"{one.do}. {one.sure}"}
         audited = audit_peaks(study, peaks, journal.records(study.key), journal.directory / "audits")
         closed = StudyClosed(
             study=study.key,

@@ -10,6 +10,7 @@ from itertools import chain, pairwise, zip_longest
 from search_spaces.configuration import Configuration
 from trackers.records import TrialRecord
 
+from .advice import Advice
 from .candidates import Candidate, Target, candidates, noise_of
 from .errors import EnvironmentBroken
 from .gates import broken_gates
@@ -25,11 +26,16 @@ __all__ = ["Outcome", "conclude", "launch_bounds", "run_studies"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a tune found: per engine why its search ended and its peaks by target; shifts in plan order."""
+    """What a tune found: per engine why its search ended and its peaks by target; shifts in plan order.
+
+    A retune has advice too; one that was `interrupted` has what it got to.
+    """
 
     ended: Mapping[str, str]
     peaks: Mapping[str, Mapping[str, Peak]]
     shifts: Sequence[PeakShift]
+    advice: Sequence[Advice] = ()
+    interrupted: bool = False
 
 
 def run_studies(studies: Sequence[Study], bench: Bench) -> Outcome:

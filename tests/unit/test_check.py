@@ -14,7 +14,7 @@ from orchestrator.check import Checked, Look, Sight, check_plan
 from orchestrator.engine_environment import EngineEnvironment, EnvironmentRequest
 from orchestrator.kept_plan import keep_plan
 from orchestrator.plan import EngineSpec, TuningPlan
-from orchestrator.prepare import _Held, _stack, study_key
+from orchestrator.prepare import stack_of, study_key
 from orchestrator.releases import Release
 from trackers.entries import StudyOpened
 from trackers.journal import Journal
@@ -58,9 +58,9 @@ def plan(folder: Path, **changes: Any) -> TuningPlan:
 
 
 def stack(wanted: TuningPlan, sight: Sight) -> Any:
-    (engine,), (source,) = wanted.engines, wanted.models.values()
-    held = _Held(wanted, engine, sight.environment, sight.probe, wanted.space, source, "", Path(), None)
-    return _stack(held)
+    (source,) = wanted.models.values()
+    assert sight.environment is not None
+    return stack_of(wanted, source, sight.environment, sight.probe)
 
 
 def remember(folder: Path, wanted: TuningPlan, sight: Sight, at: float = 1.0) -> None:
@@ -74,7 +74,7 @@ def remember(folder: Path, wanted: TuningPlan, sight: Sight, at: float = 1.0) ->
         held = {"study": key, "plan": wanted.name, "model": "m", "machine": "Card", "fingerprint": then}
         journal.study(StudyOpened.model_validate(held | {"started_at": at, "facts": {"engine": name}}))
         records = [
-            two.record(key, n, two.NEW, one, two.moved(two.NEW, one), wanted=wanted)
+            two.record(key, n, two.NEW, one, two.moved(two.NEW, one), role="finalist", wanted=wanted)
             for n, one in enumerate(two.space())
         ]
         for one in records:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from orchestrator import cli_keep
 from orchestrator.check import Checked, Move, PeakCheck
+from orchestrator.kept_plan import keep_plan
 from orchestrator.releases import Release
 from trackers.entries import StudyClosed, StudyOpened
 from trackers.journal import Journal
@@ -57,8 +59,19 @@ def test_clean_removes_only_with_yes_and_never_what_a_peak_stands_on(home: Path)
     assert "may go" in shown
     assert (kept.exists(), free.exists()) == (True, True)
     found = json.loads(ran(cli_keep.clean, "--yes", "--json").output)
-    assert [(one["name"], one["size_mb"], one["removed"]) for one in found] == [("a", 2.0, False), ("b", 2.0, True)]
+    told = sorted((one["name"], one["size_mb"], one["removed"]) for one in found)
+    assert told == [("a", 2.0, False), ("b", 2.0, True)]
     assert (kept.exists(), free.exists()) == (True, False)
+
+
+def test_clean_leaves_the_latest_that_a_plan_keeps_and_what_a_peak_stands_on_comes_on_top(home: Path) -> None:
+    old, late, standing = (environment(home, name, name * 64) for name in "abc")
+    for age, folder in enumerate((standing, late, old)):
+        os.utime(folder, (1e9 - age, 1e9 - age))
+    study(home, "c" * 64, peak=True)
+    keep_plan(two.plan(upgrades={"keep": 1}), home / "journals" / "plan")
+    assert "a plan keeps the latest" in ran(cli_keep.clean, "--yes").output
+    assert [folder.exists() for folder in (old, late, standing)] == [False, True, True]
 
 
 def test_clean_keeps_what_it_cannot_read_and_what_a_damaged_journal_may_speak_for(home: Path) -> None:
@@ -83,7 +96,7 @@ def test_clean_keeps_what_a_process_runs_from(home: Path, monkeypatch: pytest.Mo
 
 def checked(monkeypatch: pytest.MonkeyPatch, home: Path, found: Checked) -> None:
     two.write(home)
-    monkeypatch.setattr(cli_keep, "check_plan", lambda *_: found)
+    monkeypatch.setattr(cli_keep, "checked", lambda *_: found)
 
 
 def test_check_ends_with_10_and_says_what_moved_and_what_it_costs(monkeypatch, home: Path) -> None:
@@ -93,7 +106,7 @@ def test_check_ends_with_10_and_says_what_moved_and_what_it_costs(monkeypatch, h
     checked(monkeypatch, home, Checked(peaks=(peak,), releases=(new,), launches=20, most_launches=40, seconds=600))
     result = ran(cli_keep.check)
     assert result.return_value == 10
-    for said in ("stale", "driver 580.1 -> 590.2", "0.33.0 is new", "0.34.0 is listed and does not", "at most 40"):
+    for said in ("stale", "driver 580.1 -> 590.2", "0.33.0 is new", "0.34.0 is listed and cannot be had", "at most 40"):
         assert said in result.output
     assert json.loads(ran(cli_keep.check, "--json").output)["plan"]["moved"] is True
 
@@ -135,6 +148,14 @@ def test_schedule_prints_without_touching_and_refuses_a_time_that_is_none(monkey
     monkeypatch.setattr(cli_keep, "run", lambda *_: pytest.fail("nothing is asked for"))
     assert "OnCalendar=*-*-* 02:00:00" in ran(cli_keep.schedule, str(file), "--budget", "2h").output
     assert "0 2 * * *" in ran(cli_keep.schedule, str(file), "--cron").output
-    for words in (("--at", "25:00"), ("--budget", "soon")):
+    assert '"--until" "06:00"' in ran(cli_keep.schedule, str(file), "--until", "06:00").output
+    for words in (("--at", "25:00"), ("--budget", "soon"), ("--until", "6")):
         result = CliRunner().invoke(cli_keep.schedule, [str(file), *words])
         assert result.exit_code == 2
+
+
+def test_a_schedule_is_taken_away_although_its_plan_is_gone(monkeypatch, home: Path) -> None:
+    asked = []
+    monkeypatch.setattr(cli_keep, "uninstall", lambda what, *_: asked.append(what) or ["a.timer"])
+    assert "removed a.timer" in CliRunner().invoke(cli_keep.schedule, [str(home / "gone.yaml"), "--uninstall"]).output
+    assert asked == [str(home / "gone.yaml")]

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import os
-import threading
-import zipfile
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from wheel_index import package_settings, served, wheel
 
+from orchestrator import releases
 from orchestrator.engine_environment import EnvironmentRequest
-from orchestrator.releases import newer_release, resolves
-from orchestrator.uv_steps import Uv, UvFailed
+from orchestrator.plan_upgrades import Upgrades
+from orchestrator.releases import newer_release, remember_broken, resolves
+from orchestrator.upgrade import with_index
+from orchestrator.uv_steps import Uv
 
 REQUEST = EnvironmentRequest(requirement="vllm==1.0")
 
 
-def wheel(folder: Path, name: str, version: str, needs: str = "") -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    info, module = f"{name.replace('-', '_')}-{version}.dist-info", name.replace("-", "_")
-    requires = f"Requires-Dist: {needs}\n" if needs else ""
-    with zipfile.ZipFile(folder / f"{module}-{version}-py3-none-any.whl", "w") as archive:
-        archive.writestr(f"{module}/__init__.py", "")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-
-
 def steps(folder: Path, **settings: str) -> Uv:
-    environ = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
-        "PIP_CONFIG_FILE": os.devnull,
-        "UV_CACHE_DIR": str(folder / "cache"),
-        "UV_HTTP_RETRIES": "0",
-    }
-    return Uv(environ | settings, lambda _: None)
+    return Uv(package_settings(folder, **settings), lambda _: None)
 
 
 @pytest.fixture
@@ -64,10 +47,45 @@ def test_the_version_at_hand_and_its_local_builds_are_not_news(local: Uv) -> Non
     assert newer_release(local, "vllm", "1.1+cpu", REQUEST).state == "none"
 
 
-@pytest.mark.parametrize(("installed", "pre", "state"), [("1.1", True, "new"), ("1.2rc0", False, "new")])
-def test_a_pre_release_counts_when_asked_for_or_when_one_is_installed(local, installed, pre, state) -> None:
-    found = newer_release(local, "vllm", installed, REQUEST, pre=pre)
-    assert (found.state, found.version) == (state, "1.2rc1")
+@pytest.mark.parametrize(("installed", "follow"), [("1.1", "pre-releases"), ("1.2rc0", "stable")])
+def test_a_pre_release_counts_when_asked_for_or_when_one_is_installed(local, installed, follow) -> None:
+    assert newer_release(local, "vllm", "1.1", REQUEST).state == "none"
+    found = newer_release(local, "vllm", installed, REQUEST, upgrades=Upgrades(follow=follow))
+    assert (found.state, found.version) == ("new", "1.2rc1")
+
+
+@pytest.mark.parametrize(
+    ("follow", "version"),
+    [("stable", "2.0"), ("minor", "1.0.3"), (">=1.0,<2", "1.1"), ("<1.0.2", "1.0.1"), ("==1.0.*", "1.0.3")],
+)
+def test_which_versions_are_followed(local: Uv, wheels: Path, follow: str, version: str) -> None:
+    for more in ("1.0.1", "1.0.3", "2.0"):
+        wheel(wheels, "vllm", more)
+    assert newer_release(local, "vllm", "1.0", REQUEST, upgrades=Upgrades(follow=follow)).version == version
+
+
+def test_an_index_of_nightly_builds_is_asked_beside_the_users_own(tmp_path: Path, index: Uv) -> None:
+    with served(tmp_path / "nightly") as nightly:
+        nightly.gains("1.4.dev20260101")
+        told = {**index.environ, "PIP_CONFIG_FILE": os.devnull}
+        both = Uv(with_index(told, nightly.url), lambda _: None)
+        found = newer_release(both, "vllm", "1.1", REQUEST, upgrades=Upgrades(index=nightly.url))
+        assert (found.state, found.version) == ("new", "1.4.dev20260101")
+        assert newer_release(both, "vllm", "1.1", REQUEST).version is None, "without it no pre-release counts"
+
+
+def test_what_did_not_build_is_no_news_for_a_week(local: Uv, tmp_path: Path) -> None:
+    remember_broken(tmp_path, "vllm==1.1", "it cannot be imported")
+    found = newer_release(local, "vllm", "1.0", REQUEST, broken_in=tmp_path)
+    assert (found.state, found.broken) == ("none", {"1.1": "did not build: it cannot be imported"})
+    (file,) = tmp_path.glob(".broken-*")
+    os.utime(file, (1e9, 1e9))
+    assert newer_release(local, "vllm", "1.0", REQUEST, broken_in=tmp_path).version == "1.1"
+
+
+def test_an_index_that_was_away_during_a_build_says_nothing_of_the_version(tmp_path: Path) -> None:
+    remember_broken(tmp_path, "vllm==1.1", "failed to fetch: dns error")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_version_that_lacks_a_part_is_named_and_the_one_under_it_is_offered(local: Uv, wheels: Path) -> None:
@@ -94,27 +112,15 @@ def test_the_plans_constraints_hold_for_the_new_version_too(local: Uv) -> None:
     assert "part" in resolves(local, "vllm==1.1", request)
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[Uv]:
     """An index whose 1.3 is listed and cannot be had, and whose 1.2 is yanked."""
-    folder = tmp_path / "served" / "simple" / "vllm"
-    for version in ("1.0", "1.1", "1.2"):
-        wheel(folder, "vllm", version)
-    rows = [("1.0", ""), ("1.1", ""), ("1.2", ' data-yanked="wrong"'), ("1.3", "")]
-    files = [(f"vllm-{version}-py3-none-any.whl", mark) for version, mark in rows]
-    (folder / "index.html").write_text("\n".join(f'<a href="{name}"{mark}>{name}</a>' for name, mark in files))
-    handler = functools.partial(_Quiet, directory=tmp_path / "served")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield steps(tmp_path, PIP_INDEX_URL=f"http://127.0.0.1:{server.server_port}/simple")
-        server.shutdown()
-        thread.join(10)
+    with served(tmp_path / "served") as page:
+        for version in ("1.0", "1.1"):
+            page.gains(version)
+        page.gains("1.2", ' data-yanked="wrong"')
+        page.gains("1.3", wheel_too=False)
+        yield steps(tmp_path, PIP_INDEX_URL=page.url)
 
 
 def test_a_file_that_is_listed_and_refused_is_broken_and_a_yanked_one_never_offered(index: Uv) -> None:
@@ -132,12 +138,12 @@ def test_an_index_that_is_down_is_said_to_be_so(tmp_path: Path) -> None:
     assert (found.state, found.version) == ("offline", None)
 
 
-def test_an_index_that_is_slow_ends_at_the_bound_and_counts_as_down(local: Uv, monkeypatch) -> None:
-    def late(*_: str, timeout_s: float, **__: object) -> str:
-        raise UvFailed("uv pip compile", f"ended after {timeout_s:.0f} s")
-
-    monkeypatch.setattr(local, "run", late)
-    assert newer_release(local, "vllm", "1.0", REQUEST).state == "offline"
+def test_an_index_that_never_answers_ends_at_the_bound_and_counts_as_down(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(releases, "_ASK_TIMEOUT_S", 1.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asked = steps(tmp_path, PIP_INDEX_URL=f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
+        found = newer_release(asked, "vllm", "1.0", REQUEST)
+    assert (found.state, "ended after" in found.why) == ("offline", True)
 
 
 def test_what_is_no_version_is_not_compared(local: Uv) -> None:

@@ -58,14 +58,14 @@ def test_a_stop_reaches_the_driver_alone_and_a_missed_night_is_not_made_up_for_b
 
 
 def test_cron_runs_it_at_that_time_and_reads_the_command_whole() -> None:
-    line = cron_line(nightly(file=Path("/a b/100% plan.yaml")))
+    line = cron_line(nightly(file=Path("/a b/100% plan.yaml"), until="06:00"))
     fields, command = " ".join(line.split()[:5]), " ".join(line.split()[5:])
     begun = datetime(2026, 1, 1, tzinfo=UTC)
     assert croniter(fields, begun).get_next(datetime) == begun.replace(hour=2, minute=30)
     assert "%" not in command.replace(r"\%", "")
     shown = f"set -- {command.replace(chr(92) + '%', '%').split(' 2>&1')[0].split(' ', 2)[2]}; printf '%s|' \"$@\""
     said = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, timeout=30, check=True).stdout
-    assert said.endswith("retune|/a b/100% plan.yaml|--if-moved|--budget|2h|")
+    assert said.endswith("retune|/a b/100% plan.yaml|--if-moved|--budget|2h|--until|06:00|")
 
 
 def test_cron_stays_right_over_a_change_of_the_clocks() -> None:
@@ -74,10 +74,11 @@ def test_cron_stays_right_over_a_change_of_the_clocks() -> None:
     assert [nights.get_next(datetime).day for _ in range(3)] == [29, 30, 31]
 
 
-@pytest.mark.parametrize("at", ["24:00", "2:00", "noon", "02:60"])
-def test_a_time_that_is_none_is_refused(at: str) -> None:
+@pytest.mark.parametrize("field", ["at", "until"])
+@pytest.mark.parametrize("time", ["24:00", "2:00", "noon", "02:60"])
+def test_a_time_that_is_none_is_refused(field: str, time: str) -> None:
     with pytest.raises(ValidationError):
-        nightly(at=at)
+        nightly(**{field: time})
 
 
 def test_two_plans_whose_names_are_alike_have_units_of_their_own() -> None:
@@ -93,15 +94,25 @@ def test_installed_and_uninstalled_leaves_nothing(tmp_path: Path) -> None:
     install(nightly(at="03:00"), folder, cron=True, run=host)
     assert host.crontab is not None
     assert [line.split()[:2] for line in host.crontab.splitlines()] == [["0", "5"], ["0", "3"]]
-    assert len(uninstall(nightly(), folder, host)) == 3
+    assert len(uninstall("night", folder, host)) == 3
     assert (list(folder.iterdir()), host.crontab) == ([], "0 5 * * * mine\n")
-    assert uninstall(nightly(), folder, host) == []
+    assert uninstall("night", folder, host) == []
+
+
+def test_what_was_installed_for_a_file_is_found_by_that_file(tmp_path: Path) -> None:
+    host, folder = Host("0 5 * * * mine\n"), tmp_path / "user"
+    install(nightly(), folder, cron=False, run=host)
+    install(nightly(), folder, cron=True, run=host)
+    other = nightly(plan="other", file=Path("/other.yaml"))
+    install(other, folder, cron=True, run=host)
+    assert len(uninstall(str(nightly().file), folder, host)) == 3
+    assert host.crontab == f"0 5 * * * mine\n{cron_line(other)}\n"
 
 
 def test_a_crontab_that_held_only_ours_is_gone_after(tmp_path: Path) -> None:
     host = Host()
     install(nightly(), tmp_path, cron=True, run=host)
-    uninstall(nightly(), tmp_path, host)
+    uninstall("night", tmp_path, host)
     assert host.crontab is None
 
 

@@ -1,0 +1,189 @@
+"""Advice: what a retune means for whoever serves, in a few lines that can be read without having been there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
+from typing import Literal
+
+from search_spaces.configuration import Configuration
+from search_spaces.serve_args import serve_args
+from trackers.records import Estimate, Frozen
+
+from .candidates import Candidate
+from .peak import Comparison, Peak, beats
+from .retune_view import Verdict
+from .study import Study
+from .tables import WIDTH, value
+
+__all__ = ["Advice", "advice_text", "advise"]
+
+Regression = Literal["shown", "ruled out", "cannot tell"]
+
+
+class Advice(Frozen):
+    """What to do about one target on a stack that moved, and what that rests on.
+
+    `kept` is the old settings there over the old peak, `whole` the best there over the old peak (ratios of the
+    metric). A regression is shown where the whole interval lies beyond the loss that counts (`most`).
+    """
+
+    target: str
+    metric: str
+    engine: str
+    old_stack: str
+    new_stack: str
+    verdict: str
+    do: str
+    sure: str
+    regression: Regression
+    most: float
+    old_peak: str
+    old_value: Estimate
+    kept_value: Estimate | None = None
+    kept: Comparison | None = None
+    new_peak: str | None = None
+    new_value: Estimate | None = None
+    whole: Comparison | None = None
+    change: tuple[str, ...] = ()
+
+
+def advise(
+    old: Study, new: Study, before: Peak, verdict: Verdict, fields: tuple[Sequence[Candidate], Sequence[Candidate]],
+    most: float,
+) -> Advice:  # fmt: skip
+    """What follows from a verdict.
+
+    Args:
+        old: The stack on which the peak was known.
+        new: The stack that was looked at.
+        before: The old peak.
+        verdict: Of the retune.
+        fields: What both stacks measured for the target, the old one first.
+        most: The relative loss that counts as a regression.
+    """
+    shift, peak, target = verdict.shift, verdict.peak, before.target
+    then, now = ({one.configuration: one for one in side} for side in fields)
+    known, here = then[before.configuration], now.get(before.configuration)
+    best = now.get(peak.configuration) if peak else None
+
+    def over(one: Candidate | None) -> Comparison | None:
+        if one is None:
+            return None
+        lower = target.lower_is_better
+        return beats(one.evidence, known.evidence, shift.noise, shift.delta, lower_is_better=lower)
+
+    kept, whole = over(here), over(best)
+    found = regression(whole, most, lower_is_better=target.lower_is_better) if before.confirmed else "cannot tell"
+    moved = peak is not None and peak.configuration != before.configuration
+    change = changes(old, new, before.configuration, peak.configuration) if peak and moved else ()
+    in_place = old.stack.items.get("vllm") == new.stack.items.get("vllm")
+    return Advice(
+        target=target.name,
+        metric=target.metric,
+        engine=new.engine,
+        old_stack=f"{old.engine} {old.stack.key}",
+        new_stack=f"{new.engine} {new.stack.key}",
+        verdict=shift.verdict,
+        do=_do(found, kept, whole, change, moved=moved, in_place=in_place),
+        sure=_sure(before, known, whole, verdict, most),
+        regression=found,
+        most=most,
+        old_peak=before.configuration.label(),
+        old_value=known.estimate(shift.noise),
+        kept_value=here and here.estimate(shift.noise),
+        kept=kept,
+        new_peak=peak and peak.configuration.label(),
+        new_value=best and best.estimate(shift.noise),
+        whole=whole,
+        change=change,
+    )
+
+
+def regression(whole: Comparison | None, most: float, *, lower_is_better: bool = False) -> Regression:
+    """Shown where even the better end of the interval loses more than `most`, ruled out where the worse does not."""
+    if whole is None or whole.note:
+        return "cannot tell"
+    low, high = (1 / whole.high, 1 / whole.low) if lower_is_better else (whole.low, whole.high)
+    return "shown" if high < 1 - most else "ruled out" if low > 1 - most else "cannot tell"
+
+
+def changes(old: Study, new: Study, then: Configuration, now: Configuration) -> tuple[str, ...]:
+    """Flag by flag and variable by variable, from one configuration's serve command to the other's."""
+    before, after = _words(old, then), _words(new, now)
+    names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
+    return tuple(
+        f"add {name} {after[name]}".rstrip()
+        if name not in before
+        else f"drop {name} (was {before[name] or 'set'})"
+        if name not in after
+        else f"{name}: {before[name]} -> {after[name]}"
+        for name in names
+    )
+
+
+def _words(study: Study, one: Configuration) -> Mapping[str, str]:
+    arguments, env = serve_args(one, serve=study.pad.serve, space=study.space)
+    found = dict(env)
+    for word in arguments:
+        if word.startswith("--"):
+            name, _, text = word.partition("=")
+            found[name] = text
+        else:
+            found[name] = f"{found[name]} {word}".strip()
+    return found
+
+
+def _do(
+    found: Regression, kept: Comparison | None, whole: Comparison | None, change: Sequence[str], *,
+    moved: bool, in_place: bool,
+) -> str:  # fmt: skip
+    if whole is None:
+        return "do not upgrade: nothing could be measured there"
+    same = f"{_percent(kept)} at the old settings" if kept else "the old settings do not run"
+    if found == "shown":
+        head = "go back to the old stack if you can" if in_place else "do not upgrade"
+        best = f"{_percent(whole)} at the new peak" if moved else "and nothing is shown to be better there"
+        return f"{head}: {same}, {best}"
+    head = "" if in_place else "upgrade; " if found == "ruled out" else "upgrade if something else asks for it; "
+    doubt = "" if found == "ruled out" else f"; whether it got slower cannot be told ({_percent(whole, spread=True)})"
+    if moved:
+        return f"{head}change the serve command ({', '.join(change)}): {same}, {_percent(whole)} at the new peak{doubt}"
+    return f"{head}keep the settings: {same}{doubt}"
+
+
+def _percent(found: Comparison, *, spread: bool = False) -> str:
+    low, middle, high = (f"{ratio - 1:+.0%}" for ratio in (found.low, found.ratio, found.high))
+    return f"{low} to {high}" if spread else middle.replace("+0%", "0%").replace("-0%", "0%").replace("%", " %")
+
+
+def _sure(before: Peak, known: Candidate, whole: Comparison | None, verdict: Verdict, most: float) -> str:
+    shift = verdict.shift
+    said = f"launches differ by {shift.noise.sd:.1%} from one to the next"
+    if whole is not None:
+        said = f"best there over the old peak {_percent(whole, spread=True)} (95 %; {most:.0%} would count); {said}"
+    said += f"; {len(known.evidence)} launches of the old peak on the old stack"
+    if verdict.peak is not None:
+        said += f", {verdict.peak.estimate.launches} of the best on the new"
+    if not before.confirmed:
+        said += "; the old peak was never launched afresh, so a loss cannot be shown"
+    if shift.verdict == "cannot tell" and shift.would_decide:
+        many = f"{shift.launches_to_decide} launches a side of " if shift.launches_to_decide else ""
+        said += f"; whether the peak moved cannot be told: {many}{shift.would_decide} would decide"
+    return said
+
+
+def advice_text(one: Advice) -> str:
+    """For a terminal of 80 columns: what to do, how sure, then the numbers."""
+    lines = [f"{one.target}, {one.metric}: {one.old_stack} -> {one.new_stack}: {one.verdict}"]
+    rows = [
+        ("do", one.do),
+        ("sure", one.sure),
+        ("old peak", f"{one.old_peak}: {value(one.old_value)} on the old stack"),
+        ("there", f"the same settings: {value(one.kept_value)}" if one.kept_value else "the old settings do not run"),
+        ("best there", f"{one.new_peak}: {value(one.new_value)}" if one.new_value else "nothing was measured"),
+        *(("change", change) for change in one.change),
+    ]
+    for name, said in rows:
+        lines += wrap(f"{name + ':':12}{said}", WIDTH, initial_indent="  ", subsequent_indent=" " * 14)
+    return "\n".join(lines) + "\n"

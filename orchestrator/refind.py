@@ -1,0 +1,111 @@
+"""Refind: yesterday's peak found again on another stack, a launch at a time, to a verdict for each target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from search_spaces.configuration import Configuration
+
+from .advice import Advice, advise
+from .candidates import Target, noise_of
+from .errors import EnvironmentBroken, Interrupted, PlanError
+from .joint_model import Reading, fit_scales
+from .objective import targets
+from .refusal import refuse
+from .retune import next_step
+from .retune_view import Effort, Frame, Seen, Verdict, seen
+from .study import Bench, Study, attempt
+from .tune import Outcome, conclude, run_studies
+
+__all__ = ["named_study", "refind"]
+
+
+def refind(
+    effort: Effort, old_name: str | None = None, new_name: str | None = None, *, cold: bool = False
+) -> Callable[[Sequence[Study], Bench], Outcome]:
+    """The work of a session: from the old engine's records to the new engine's verdict, target by target.
+
+    An old engine without a peak has nothing to be re-found: the new one is searched cold, and it is said; so it
+    is with `cold`, where the traffic changed and old numbers are of other things. Until every target has its
+    verdict the new engine has no peak, and the next run goes on.
+    """
+
+    def work(studies: Sequence[Study], bench: Bench) -> Outcome:
+        old, new = named_study(studies, old_name, 0), named_study(studies, new_name, -1)
+        if old.key == new.key:
+            raise PlanError("The old and the new engine are the same stack.", "Name two engines of the plan.")
+        before = conclude([old], bench.plan, bench.memory).peaks[old.engine]
+        peaks = dict(conclude(studies, bench.plan, bench.memory).peaks)
+        if cold or not before:
+            why = "the traffic is another" if cold else f"{old.engine} has no peak to start from"
+            bench.progress.line(f"{why}: {new.engine} is searched cold")
+            found = run_studies([new], bench)
+            return Outcome(ended=found.ended, peaks={**peaks, **found.peaks}, shifts=[])
+        verdicts, advice, ended, interrupted = list[Verdict](), list[Advice](), "", False
+        for target in targets(bench.plan.objective, bench.plan.workload_names):
+            if target.name not in before:
+                continue
+            try:
+                verdict = _refind_one(old, new, target, before[target.name].configuration, bench, effort)
+            except Interrupted:
+                verdict, interrupted = bench.budget.spent() or "interrupted", True
+            if isinstance(verdict, str):
+                ended = f"{target.name}: {verdict}"
+                break
+            verdicts.append(verdict)
+            fields = tuple(_seen(study, target, bench).field for study in (old, new))
+            most = bench.plan.upgrades.regression
+            advice.append(advise(old, new, before[target.name], verdict, (fields[0], fields[1]), most))
+        at = {} if ended else {one.peak.target.name: one.peak for one in verdicts if one.peak}
+        return Outcome(
+            ended={new.engine: ended or "the verdict is in"},
+            peaks={**peaks, new.engine: at},
+            shifts=[one.shift for one in verdicts],
+            advice=advice,
+            interrupted=interrupted,
+        )
+
+    return work
+
+
+def named_study(studies: Sequence[Study], name: str | None, at: int) -> Study:
+    """The study of an engine, or the one at a place where none is named."""
+    if name is None:
+        return studies[at]
+    found = next((study for study in studies if study.engine == name), None)
+    if found is None:
+        raise PlanError(f"The plan has no engine {name}.", f"It has {', '.join(one.engine for one in studies)}.")
+    return found
+
+
+def _seen(study: Study, target: Target, bench: Bench) -> Seen:
+    return seen(bench.memory.of(study.key), target, bench.plan.precision.rule())
+
+
+def _refind_one(
+    old: Study, new: Study, target: Target, peak: Configuration, bench: Bench, effort: Effort
+) -> Verdict | str:
+    """Launch what the planner asks for until it has a verdict; why it stopped where the budget ended first."""
+    plan, past = bench.plan, _seen(old, target, bench)
+    readings = [Reading(c, target.score(values), len(values)) for c, values in past.readings]
+    frame = Frame(
+        space=new.space,
+        old_peak=peak,
+        target=target,
+        delta=plan.precision.zone,
+        launch_noise=plan.precision.launch_noise,
+        scales=fit_scales(new.space, readings, past.rates, noise_of(past.field, plan.precision.launch_noise).sd),
+        effort=effort,
+        refuses=lambda one: refuse(new, one, bench.memory.of(new.key)) is not None,
+    )
+    while True:
+        step = next_step(past, _seen(new, target, bench), frame)
+        if isinstance(step, Verdict):
+            return step
+        if not bench.budget.take():
+            return f"{bench.budget.spent()} before the verdict"
+        bench.progress.line(f"{target.name}: {step.reason}")
+        try:
+            attempt(new, bench, step.configuration, step.role, reserved=1)
+        except EnvironmentBroken as broken:
+            return f"stopped: {broken.message}"

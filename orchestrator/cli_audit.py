@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, get_args
 import click
 import yaml
 
+from search_spaces.configuration import Configuration
 from trackers.records import TrialRecord
 
 from .audit import AuditMove, AuditRow, compare_audits
@@ -120,21 +121,24 @@ def _of_trial(name: str, record: TrialRecord, measured: bool, python: Path | Non
 def _of_plan(plan: str, measured: bool, python: Path | None) -> tuple[list[_Audit], list[AuditMove]]:
     """Each study's peaks, and what moved from one engine's to the next one's."""
     audits: list[_Audit] = []
-    moves: list[AuditMove] = []
+    moves: dict[AuditMove, None] = {}
     before: dict[str, _Audit] = {}
     for shelf in shelves(plan):
+        targets: dict[Configuration, list[str]] = {}
         for target, held in (shelf.closed.peak or {}).items() if shelf.closed else ():
-            peak = Peak.model_validate(held)
-            record = trial_of(peak.configuration, shelf.records)
+            targets.setdefault(Peak.model_validate(held).configuration, []).append(target)
+        for configuration, names in targets.items():
+            record = trial_of(configuration, shelf.records)
             if record is not None:
                 engine = shelf.opened.facts.get("engine", shelf.opened.study)
-                name = f"{engine}  {target}  {peak.configuration.label()}"
-                audits.append(_of_trial(name, record, measured, python))
-                moves += compare_audits(before[target].rows, audits[-1].rows) if target in before else ()
-                before[target] = audits[-1]
+                title = f"{engine}  {', '.join(names)}  {configuration.label()}"
+                audits.append(_of_trial(title, record, measured, python))
+                for target in (name for name in names if name in before):
+                    moves |= dict.fromkeys(compare_audits(before[target].rows, audits[-1].rows))
+                before |= dict.fromkeys(names, audits[-1])
     if not audits:
         raise PlanError(f"{plan} has no peak yet.", f"repeak tune, or a trial of it: repeak show {plan}")
-    return audits, moves
+    return audits, list(moves)
 
 
 def _card(

@@ -85,10 +85,9 @@ def _named(peak: Peak) -> list[Configuration]:
 
 def _common(configurations: Sequence[Configuration]) -> dict[str, Scalar]:
     """What all of them share: it stands in the plan and need not stand in every cell."""
-    first = configurations[0].values
     return {
         name: value
-        for name, value in first.items()
+        for name, value in (configurations[0].values if configurations else {}).items()
         if name not in ("drafter", "k") and all(one.values.get(name) == value for one in configurations)
     }
 
@@ -123,18 +122,23 @@ def _shift(shift: PeakShift) -> str:
 
 def trials(records: Iterable[TrialRecord], metric: str, workloads: Sequence[str]) -> str:
     """One row per trial: state, launches, and the metric of each workload with its interval."""
-    table = columns("#", "role", "configuration", "state", "launches", *workloads)
+    table = columns("#", "role", "configuration", "launches", *workloads, "")
+    for column in (table.columns[1], *table.columns[3:-1]):
+        column.no_wrap = True
+    records = list(records)
+    held = _common([record.configuration for record in records])
     for record in records:
         cells = [record.estimates.get(f"{name}/{metric}") for name in workloads]
         table.add_row(
             str(record.number),
             record.role,
-            record.configuration.label(),
-            record.state if record.state == "measured" else f"{record.state}: {record.reason[:60]}",
+            record.configuration.label(held),
             str(len(record.launches)),
             *(value(cell) if cell else "" for cell in cells),
+            "" if record.state == "measured" else f"{record.state}: {record.reason[:60]}",
         )
-    return drawn(table)
+    kept = ", ".join(f"{name}={value}" for name, value in held.items())
+    return drawn(table) + (f"all of them: {kept}\n" if kept else "")
 
 
 def history(found: Mapping[str, Sequence[Shelf]]) -> str:
@@ -145,10 +149,11 @@ def history(found: Mapping[str, Sequence[Shelf]]) -> str:
         for name in dict.fromkeys(name for _, peaks in ends for name in peaks):
             table = columns("engine", "peak", "value", "launches", "stack")
             shown = [(opened, Peak.model_validate(peaks[name])) for opened, peaks in ends if name in peaks]
+            held = _common([peak.configuration for _, peak in shown])
             for opened, peak in shown:
                 table.add_row(
                     opened.facts.get("engine", opened.fingerprint.engine),
-                    peak.configuration.label(),
+                    peak.configuration.label(held),
                     value(peak.estimate),
                     str(peak.estimate.launches),
                     opened.fingerprint.key,

@@ -88,7 +88,7 @@ def draw(seed: int, number: int, mode: str) -> Kill:
     """Every phase of every target in turn; trial and moment by the seed."""
     rng = random.Random(f"{seed}/{number}")
     targets = TARGETS[mode]
-    target, phase = targets[number % len(targets)], PHASES[number // len(targets) % len(PHASES)]
+    target, phase = targets[number % len(targets)], PHASES[(number + number // len(targets)) % len(PHASES)]
     length_s = {"start-up": 0.5, "mid-window": 0.9, "shutdown": 0.4}[phase] * (10 if mode == "real" else 1)
     trial = rng.randint(0, 0 if mode == "real" else 1)
     if target in ("driver", "MLflow server") and rng.random() < 0.4:

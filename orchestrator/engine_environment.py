@@ -18,6 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from .container import find_image, write_interpreter
 from .environment_recipe import RECIPE_VERSION, Flavour, Recipe, recipe_for
 from .errors import EnvironmentBroken, LockHeld
 from .interpreters import find_interpreter, probe_interpreter
@@ -34,12 +35,13 @@ __all__ = [
 ]
 
 _IMPORT_TIMEOUT_S = 900
+_IMAGE_TIMEOUT_S = 600  # the first container of an image unpacks it
 _MANIFEST = "manifest.json"
 _MAKING = ".making-"
 
 
 class EnvironmentRequest(BaseModel):
-    """Which engine is wanted: a `requirement` to build, or an interpreter to `adopt` as it is.
+    """Which engine is wanted: a `requirement` to build, or an interpreter to `adopt` or an `image` as it is.
 
     `python` is a path or a version such as `3.12`; `constraints`, and `packages` to have beside the engine,
     are requirements; `torch_backend` is uv's word for where torch comes from (`auto`, `cu130`).
@@ -50,14 +52,15 @@ class EnvironmentRequest(BaseModel):
     requirement: str | None = None
     python: str | None = None
     adopt: str | None = None
+    image: str | None = None
     constraints: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     torch_backend: str | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> EnvironmentRequest:
-        if (self.requirement is None) == (self.adopt is None):
-            raise ValueError("give either a requirement to build or an interpreter to adopt")
+        if [self.requirement, self.adopt, self.image].count(None) != 2:
+            raise ValueError("give a requirement to build, or an interpreter or an image to adopt")
         return self
 
 
@@ -75,6 +78,7 @@ class EngineEnvironment(BaseModel):
     lock_sha256: str
     packages: dict[str, str]
     adopted: bool
+    image: str = ""
 
 
 def serve_command(environment: EngineEnvironment) -> list[str]:
@@ -110,6 +114,8 @@ def make_environment(
     """
     if request.adopt is not None:
         return _adopt(request.adopt)
+    if request.image is not None and (found := _image(request.image, root, progress)):
+        return found
     recipe = recipe_for(request.requirement or "", request.torch_backend)
     interpreter, version = find_interpreter(request.python)
     directory = root.absolute() / _key(request, recipe, version)
@@ -127,6 +133,8 @@ def existing_environment(request: EnvironmentRequest, root: Path) -> EngineEnvir
     """The environment a request asks for if it is there already; builds nothing, starts no engine."""
     if request.adopt is not None:
         return _adopt(request.adopt)
+    if request.image is not None:
+        return _image(request.image, root, None)
     recipe = recipe_for(request.requirement or "", request.torch_backend)
     return _read(root.absolute() / _key(request, recipe, find_interpreter(request.python)[1]))
 
@@ -293,12 +301,22 @@ def _flavour(report: Mapping[str, Any]) -> Flavour:
     return "rocm" if torch["hip"] else "cuda" if torch["cuda"] else "other"
 
 
-def _adopt(where: str) -> EngineEnvironment:
+def _adopt(where: str, timeout_s: float = 120) -> EngineEnvironment:
     """An interpreter, or the one of a virtual environment's directory, used as it is."""
     path = Path(where).expanduser().absolute()
     python = path / "bin" / "python" if path.is_dir() else path
-    report = {**probe_interpreter(python), "executable": str(python)}
+    report = {**probe_interpreter(python, timeout_s=timeout_s), "executable": str(python)}
     frozen = "".join(f"{name}=={version}\n" for name, version in report["packages"].items())
     digest = hashlib.sha256(frozen.encode()).hexdigest()
     key = f"adopted-{hashlib.sha256(f'{python} {digest}'.encode()).hexdigest()[:12]}"
     return _described(report, key, "{distribution}=={version}".format(**report["engine"]), None, digest)
+
+
+def _image(name: str, root: Path, progress: Callable[[str], None] | None) -> EngineEnvironment | None:
+    """An image as it is; None where it is not at hand and no `progress` can be told of a pull."""
+    image = find_image(name, progress)
+    if image is None:
+        return None
+    found = _adopt(str(write_interpreter(image, root.absolute())), _IMAGE_TIMEOUT_S)
+    key, said = f"image-{image.digest[:12]}", f"{name}@sha256:{image.digest}"
+    return found.model_copy(update={"key": key, "lock_sha256": image.digest, "image": said})

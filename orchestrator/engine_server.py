@@ -17,6 +17,7 @@ from trackers.records import Failure
 
 from . import janitor
 from .clock import Clock
+from .container import removal
 from .engine_log import last_reason, read_ends
 from .errors import EngineFailed, Interrupted
 from .failures import classify
@@ -98,6 +99,7 @@ class EngineServer:
         self.env = {"NO_COLOR": "1", "VLLM_ENGINE_READY_TIMEOUT_S": patience_s, **env, COOKIE: cookie}
         # Without this a process that sets its title wipes the cookie from its visible environment.
         self.env["SPT_NOENV"] = "1"
+        self._remove = removal(Path(argv[0]), cookie)
         self._watched: WatchedProcess | None = None
         self._failure: Failure | None = None
         self._stopped: Stopped | None = None
@@ -162,6 +164,11 @@ class EngineServer:
         engine = watched.process("engine")
         return not watched.dead and engine is not None and running(engine)
 
+    def owns(self, port: int) -> bool | None:
+        """Whether all that listens there is of this engine; None when nothing listens."""
+        root = self._watched.root_pid if self._watched else 0
+        return listener_belongs_to(port, root, self.cookie if self._remove else "")
+
     def failure(self) -> Failure | None:
         """Why the engine is dead though nobody asked it to stop; None while it runs, or was stopped."""
         if self._failure is None and self._watched is not None:
@@ -183,28 +190,28 @@ class EngineServer:
         watched = self._launch(port)
         while True:
             self._wait()
-            ours = listener_belongs_to(port, watched.root_pid)
+            ours = self.owns(port)
             if ours is False:
                 raise self._fail(f"something else listens on port {port}: Address already in use")
             if ours and self._ask(port, "/health")[0] == http.client.OK:
                 self._answered = True
                 ready = self._prove(port, watched)
-                if listener_belongs_to(port, watched.root_pid):
+                if self.owns(port):
                     return ready
 
     def _launch(self, port: int) -> WatchedProcess:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.log_path.write_bytes(b"")
         self._answered = False
-        janitor.register(self.running_dir, self.cookie, self.run_dir.name)
+        janitor.register(self.running_dir, self.cookie, self.run_dir.name, remove=self._remove)
         argv = [*self.argv, "--host", "127.0.0.1", "--port", str(port)]
         told = {"argv": argv, "env": self.env, "log": str(self.log_path), "owner": identify(os.getpid())}
-        spec = {**asdict(self.limits), **told}
+        spec = {**asdict(self.limits), **told, "remove": self._remove}
         watched = self._watched = WatchedProcess(spec, self.cookie, self.run_dir / "watchdog.log")
         while "started" not in watched.events:
             self._wait()
         pair = watched.process("watchdog"), watched.process("engine")
-        janitor.register(self.running_dir, self.cookie, self.run_dir.name, *pair)
+        janitor.register(self.running_dir, self.cookie, self.run_dir.name, *pair, remove=self._remove)
         return watched
 
     def _prove(self, port: int, watched: WatchedProcess) -> Ready:

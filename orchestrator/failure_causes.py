@@ -58,6 +58,10 @@ NEEDED, AVAILABLE = SIZE.format("needed"), SIZE.format("available")
 # The first pattern that matches the lowest line wins. Without a mark: the same words in 0.19.1 to 0.33.0.
 TABLE: tuple[tuple[str, str], ...] = (
     ("disk_full_log", r"repeak: the log grew past|No space left on device"),
+    (
+        "missing_package",
+        r"could not select device driver|unresolvable CDI|Cannot connect to the Docker|: (?:crun|runc): ",
+    ),
     ("missing_package", r"repeak: cannot start |Arctic Inference is required"),
     (
         "kv_below_max_model_len",

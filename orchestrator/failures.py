@@ -21,7 +21,7 @@ PREFIX = re.compile(r"^\([^()]* pid=\d+\)(?: |$)")
 HEADER = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):?\s+(?:[\d-]+ [\d:.]+ \[[^\]]*\] ?)?")
 ERROR_LINE = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|IsEnabled|Interrupt)\b|\s+Value error,|\s+Input should|"
-    r"\s+Unexpected keyword|\S.*: error: |\S+: No module named|repeak: |[Ii]llegal instruction|!!!)"
+    r"\s+Unexpected keyword|\S.*: error: |\S+: No module named|repeak: |[Ii]llegal instruction|!!!|docker: |Error: )"
 )
 # Lines that only say that something above them failed, or what we saw from outside.
 ECHO = re.compile(

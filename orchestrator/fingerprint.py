@@ -61,12 +61,14 @@ def static_stack(
 
 
 def environment_items(
-    *, version: str, distribution: str, python: str, packages: Mapping[str, str], lock_sha256: str
+    *, version: str, distribution: str, python: str, packages: Mapping[str, str], lock_sha256: str, image: str = ""
 ) -> dict[str, str]:
     items = {"vllm": version, "vllm.distribution": distribution, "python": python}
     items.update({name: packages[name] for name in PACKAGES if name in packages})
     if lock_sha256:
         items["lock"] = lock_sha256[:16]
+    if image:
+        items["image"] = image
     return items
 
 

@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 from . import engine_probe
+from .container import removal
 from .errors import EnvironmentBroken, PlanError
+from .process_tree import COOKIE
+from .watchdog import removed
 
 __all__ = ["find_interpreter", "probe_interpreter"]
 
@@ -58,7 +62,8 @@ def probe_interpreter(python: Path, *, import_engine: bool = False, timeout_s: f
         EnvironmentBroken: The interpreter does not run, does not end in time, or vLLM cannot be imported.
     """
     command = [str(python), "-", *(["--import"] if import_engine else [])]
-    environ = {name: value for name, value in os.environ.items() if name not in _FOREIGN} | _QUIET
+    cookie = f"probe-{uuid.uuid4().hex[:12]}"
+    environ = {name: value for name, value in os.environ.items() if name not in _FOREIGN} | _QUIET | {COOKIE: cookie}
     source = Path(engine_probe.__file__).read_text(encoding="utf-8")
     hint = "Check that interpreter, or let an environment be built."
     try:
@@ -73,6 +78,7 @@ def probe_interpreter(python: Path, *, import_engine: bool = False, timeout_s: f
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
+        removed(removal(python, cookie), environ)  # a container outlives the tool that asked for it
         raise EnvironmentBroken(f"{python} could not be asked what it holds: {error}", hint) from error
     if done.returncode != 0:
         said = done.stderr.strip()[-1500:] or "it said nothing: perhaps its machine code does not suit this processor"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from trackers.records import Frozen
 
 from .clock import Clock
 from .process_tree import Process, cookie_holders, identify, running
-from .watchdog import end_tree
+from .watchdog import end_tree, removed
 
 __all__ = ["Running", "Stray", "forget", "here", "register", "remove_holders", "sweep", "wait_memory_back"]
 
@@ -33,6 +33,7 @@ class Running(Frozen):
     owner: Process
     watchdog: Process | None = None
     engine: Process | None = None
+    remove: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,21 @@ def here() -> str:
 
 
 def register(
-    directory: Path, cookie: str, run: str, watchdog: Process | None = None, engine: Process | None = None
+    directory: Path,
+    cookie: str,
+    run: str,
+    watchdog: Process | None = None,
+    engine: Process | None = None,
+    *,
+    remove: Sequence[str] = (),
 ) -> None:
-    """Write the entry of an engine that this process owns, whole or not at all, over an earlier one of it."""
+    """Write the entry of an engine that this process owns, whole or not at all, over an earlier one of it.
+
+    `remove` is the command that removes what of it no signal reaches: its container.
+    """
     owner = identify(os.getpid()) or Process(os.getpid(), 0)
-    entry = Running(cookie=cookie, run=run, place=here(), owner=owner, watchdog=watchdog, engine=engine)
+    more = {"watchdog": watchdog, "engine": engine, "remove": tuple(remove)}
+    entry = Running.model_validate({"cookie": cookie, "run": run, "place": here(), "owner": owner, **more})
     directory.mkdir(parents=True, exist_ok=True)
     draft = directory / f"{cookie}.{os.getpid()}.part"
     draft.write_text(entry.model_dump_json())
@@ -83,6 +94,7 @@ def sweep(directory: Path, *, patience_s: float = 15.0, grace_s: float = GRACE_S
             time.sleep(0.1)
         holders = cookie_holders(entry.cookie)
         left = remove_holders(entry.cookie, grace_s)["left"]
+        left += not removed(list(entry.remove), os.environ)
         if holders:
             pids = tuple(who.pid for who in holders)
             strays.append(Stray(entry.cookie, entry.run, pids, left, time.monotonic() - begun))

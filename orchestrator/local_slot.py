@@ -22,7 +22,7 @@ from .gates import check_gates
 from .home import home
 from .load_client import measure_window
 from .preflight import Preflight
-from .process_tree import descendants, listener_belongs_to
+from .process_tree import cookie_holders, descendants
 from .server_view import read_page
 from .slot import LaunchOrder, LaunchReport
 from .workload import Workload
@@ -57,6 +57,8 @@ class LocalSlot:
     def preflight(self, order: LaunchOrder) -> Failure | None:
         """What the engine's own configuration says against an order; a note of it stands in the launches after."""
         self._refuse_after_abort()
+        if getattr(order.environment, "image", ""):
+            return None  # a container would outlive what starts it here
         self._doing = "checking the configuration"
         # Caches of its own: what it leaves there must not make a first launch look like a warm one.
         caches = self._caches(order, "-preflight")
@@ -203,6 +205,9 @@ class LocalSlot:
 
     def _expected(self, order: LaunchOrder, ready: Ready) -> ServerExpectation:
         """What each window is held against: what was asked for, and what the engine said it took."""
+        server = self._server
+        assert server is not None  # noqa: S101 - it is measured
+        ours = cookie_holders(server.cookie) if order.environment.image else descendants(ready.pid)
         return ServerExpectation(
             model=ready.model_id,
             version=order.environment.version,
@@ -210,10 +215,10 @@ class LocalSlot:
             reported=self._launch.reported if self._launch else {},
             drafter=order.drafter,
             prefix_caching=order.prefix_caching,
-            engine_pids=tuple(who.pid for who in descendants(ready.pid)),
+            engine_pids=tuple(who.pid for who in ours),
             listener=Check(
                 name="listener_is_ours",
-                passed=listener_belongs_to(ready.port, ready.pid),
+                passed=server.owns(ready.port),
                 detail=f"port {ready.port}, process {ready.pid}",
             ),
         )

@@ -94,6 +94,8 @@ def named_engine(given: Any) -> Any:
 
 def _engine_name(given: Mapping[str, Any]) -> str:
     text = str(given.get("requirement") or "")
+    if given.get("image"):
+        return re.sub(r"[^A-Za-z0-9._+-]", "-", str(given["image"]).rpartition("/")[2].partition("@")[0])[:64]
     if not text:
         python = str(given.get("python") or "")
         # bin/python of an environment: the environment's directory names it

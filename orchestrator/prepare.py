@@ -113,6 +113,8 @@ def request_of(engine: EngineSpec) -> EnvironmentRequest:
     """The environment that an engine of a plan wants."""
     if engine.python is not None:
         return EnvironmentRequest(adopt=engine.python)
+    if engine.image is not None:
+        return EnvironmentRequest(image=engine.image)
     return EnvironmentRequest(
         requirement=engine.requirement,
         python=engine.build_python,
@@ -181,6 +183,7 @@ def stack_of(
             python=str(probe.get("python", "")),
             packages=environment.packages,
             lock_sha256=environment.lock_sha256,
+            image=environment.image,
         ),
         model=model_items(source.reference, source.revision),
         env=plan.serve.env,

@@ -61,8 +61,10 @@ def environment(pid: int) -> list[bytes]:
         return []
 
 
-def listener_belongs_to(port: int, pid: int) -> bool | None:
+def listener_belongs_to(port: int, pid: int, container: str = "") -> bool | None:
     """Whether everything that listens on 127.0.0.1:`port` belongs to `pid` or a process below it.
+
+    What runs in a container is below its daemon: there the cookie `container` tells what is ours.
 
     Everything, because with SO_REUSEPORT two engines can share a port and each answers some of the requests.
     None when nothing listens there.
@@ -71,7 +73,8 @@ def listener_belongs_to(port: int, pid: int) -> bool | None:
     if not sockets:
         return None
     held: set[str] = set()
-    for who in [pid, *(process.pid for process in descendants(pid))]:
+    ours = descendants(pid) + (cookie_holders(container) if container else [])
+    for who in [pid, *(process.pid for process in ours)]:
         held |= open_sockets(who)
     return sockets <= held
 

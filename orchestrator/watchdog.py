@@ -16,11 +16,11 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Process", "descendants_of", "end_tree", "process_table", "read_process", "send"]
+__all__ = ["Process", "descendants_of", "end_tree", "process_table", "read_process", "removed", "send"]
 
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.5
@@ -130,6 +130,13 @@ def end_tree(
     return {"termed": len(termed), "killed": len(killed), "left": len(find())}
 
 
+def removed(command: list[str], env: Mapping[str, str]) -> bool:
+    """Whether what lies outside the process tree (a container) is gone; its own command for that is run."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return not command or subprocess.run(command, env=env, capture_output=True, timeout=180).returncode == 0  # noqa: PLW1510
+    return False
+
+
 def ask(who: Process) -> bool:
     return send(who, signal.SIGTERM) and (send(who, signal.SIGCONT) or True)
 
@@ -187,6 +194,7 @@ class Keeper:
             hurried=lambda: self.wish == "end",
         )
         self.reap()
+        counts["left"] += not removed(self.spec.get("remove", []), self.spec["env"])
         if asked and self.code is not None:
             report(event="exited", code=self.code, asked=True)
         report(event="gone", seconds=round(time.monotonic() - begun, 3), **counts)

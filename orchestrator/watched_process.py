@@ -16,7 +16,7 @@ from typing import Any, Literal
 from .clock import Clock
 from .janitor import remove_holders
 from .process_tree import COOKIE, Process, cookie_holders, running
-from .watchdog import KILL_S
+from .watchdog import KILL_S, removed
 
 __all__ = ["WatchedProcess"]
 
@@ -27,7 +27,8 @@ class WatchedProcess:
     """One program started by its own watchdog; `events` is what the watchdog reported, by name.
 
     Args:
-        spec: What watchdog.py reads: argv, env, log, limits, owner; `stdin`, `stdout`: file descriptors to give it.
+        spec: What watchdog.py reads: argv, env, log, limits, owner; `stdin`, `stdout`: file descriptors to give it;
+            `remove`: the command that removes what the tree left outside itself.
         cookie: What every process of the tree carries in its environment.
         errors: Where the watchdog's own errors go.
     """
@@ -111,12 +112,16 @@ class WatchedProcess:
         killed = int(self.events.get("gone", {}).get("killed", 0))
         if cookie_holders(self.cookie):
             killed += remove_holders(self.cookie, tree_grace_s)["killed"]
+        gone = self.events.get("gone")
+        outside = gone["left"] if gone else not removed(self._spec.get("remove", []), self._spec["env"])
         with suppress(OSError):
             self._control.close()
         with self._lock:
             self.lost = True
             os.close(self._reports)
-        return killed, tuple(who.pid for who in cookie_holders(self.cookie))
+        left = tuple(who.pid for who in cookie_holders(self.cookie))
+        # Nobody can say that a container is gone: its tool's own process stands for it.
+        return killed, left or ((self.root_pid,) if outside else ())
 
     def _take(self) -> None:
         with suppress(BlockingIOError):  # another thread was quicker

@@ -52,7 +52,8 @@ class RunnerUp(Frozen):
 class Peak(Frozen):
     """What one stack does best for one target, and everything the claim rests on.
 
-    `ties` cannot be told apart from it; `set_aside` could not be judged (configuration label -> why);
+    `ties` cannot be told apart from it; `open` were not launched afresh, and what the search read of them does not
+    rule them out; `set_aside` could not be judged (configuration label -> why);
     `better_than_incumbent` is None where the peak is the incumbent or none was measured.
     """
 
@@ -62,6 +63,7 @@ class Peak(Frozen):
     verdict: PeakVerdict
     confirmed: bool
     ties: tuple[Configuration, ...] = ()
+    open: tuple[Configuration, ...] = ()
     runners_up: tuple[RunnerUp, ...] = ()
     better_than_incumbent: Comparison | None = None
     set_aside: dict[str, str] = Field(default_factory=dict)
@@ -164,7 +166,7 @@ def declare_peak(
     judged.sort(key=lambda c: -target.score(c.evidence))
 
     def against(a: Candidate, b: Candidate) -> Comparison:
-        lower, rivals = target.lower_is_better, len(judged) - 1
+        lower, rivals = target.lower_is_better, len(judged if b in judged else standing) - 1
         return beats(a.evidence, b.evidence, noise, delta, lower_is_better=lower, comparisons=rivals)
 
     def runner_up(c: Candidate, peak: Candidate) -> RunnerUp:
@@ -184,6 +186,7 @@ def declare_peak(
         verdict=_verdict(confirmed, chosen, old),
         confirmed=confirmed,
         ties=tuple(c.configuration for c in level if c is not chosen),
+        open=tuple(c.configuration for c in standing if c not in judged and against(chosen, c).verdict != "better"),
         runners_up=tuple(runner_up(c, chosen) for c in judged if c is not chosen),
         better_than_incumbent=None if old is None or chosen is old else against(chosen, old),
         set_aside=aside,

@@ -131,6 +131,8 @@ def _answer(shelf: Shelf, peak: Peak, plan: TuningPlan | None) -> Answer:
         sure += " Unconfirmed: no fresh launch speaks for it yet."
     if peak.ties:
         sure += f" Cannot be told from {', '.join(one.label() for one in peak.ties)}."
+    if peak.open:
+        sure += f" Not launched afresh and not ruled out: {', '.join(one.label() for one in peak.open)}."
     states = Counter(record.state for record in shelf.records)
     evidence = ", ".join(f"{count} {state}" for state, count in states.items())
     evidence = f"{sum(states.values())} trials ({evidence}), {estimate.windows} windows behind this number"

@@ -80,7 +80,7 @@ def _target(name: str, peaks: Mapping[str, Mapping[str, Peak]], stacks: Mapping[
 
 def _named(peak: Peak) -> list[Configuration]:
     """Every configuration that a peak speaks of."""
-    return [peak.configuration, *peak.ties, *(one.configuration for one in peak.runners_up)]
+    return [peak.configuration, *peak.ties, *peak.open, *(one.configuration for one in peak.runners_up)]
 
 
 def _common(configurations: Sequence[Configuration]) -> dict[str, Scalar]:
@@ -100,6 +100,8 @@ def _notes(peak: Peak, held: Mapping[str, Scalar]) -> list[str]:
         notes[0] += f"; {ratio(peak.better_than_incumbent)} of the incumbent"
     if peak.ties:
         notes.append("cannot be told from " + ", ".join(one.label(held) for one in peak.ties))
+    if peak.open:
+        notes.append("not launched afresh, not ruled out: " + ", ".join(one.label(held) for one in peak.open[:4]))
     shown = [runner for runner in peak.runners_up if runner.configuration not in peak.ties]
     if shown:
         against = ", ".join(f"{one.configuration.label(held)} {ratio(one.against_peak)}" for one in shown[:4])

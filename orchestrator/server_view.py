@@ -66,9 +66,13 @@ def answer_json(exchange: Exchange) -> dict[str, Any]:
     return {}
 
 
-def read_page(url: str, *, api_key: str | None = None, timeout_s: float = 10.0) -> MetricsPage | None:
-    """Its counters now; None where it shows none."""
+def read_page(
+    url: str, *, api_key: str | None = None, timeout_s: float = 10.0, keep: Path | None = None
+) -> MetricsPage | None:
+    """Its counters now, None where it shows none; `keep` is a file for the page as it came."""
     said = ask(url, "/metrics", api_key=api_key, timeout_s=timeout_s)
+    if keep is not None and said.status == 200:
+        keep.write_bytes(said.body)
     return parse_metrics(said.body.decode(errors="replace")) if said.status == 200 else None
 
 

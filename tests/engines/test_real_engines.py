@@ -54,6 +54,9 @@ def test_every_launch_was_proven_and_left_nothing(studied: tuple[Path, dict[str,
                 "cold_prefix",
                 "sole_user",
             } <= checks
+            assert {"served_version", "greedy_repeats"} <= {check.name for check in record.launches[0].checks}
+            kept = journal.directory / "trials" / record.trial_id / "launch-0"
+            assert (kept / "metrics-before.txt").stat().st_size > 0 < (kept / "metrics-after.txt").stat().st_size
     assert engines_left(place) == []
 
 

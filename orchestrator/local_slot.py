@@ -57,8 +57,6 @@ class LocalSlot:
     def preflight(self, order: LaunchOrder) -> Failure | None:
         """What the engine's own configuration says against an order; a note of it stands in the launches after."""
         self._refuse_after_abort()
-        if order.environment.image:
-            return None  # a container would outlive what starts it here
         self._doing = "checking the configuration"
         # Caches of its own: what it leaves there must not make a first launch look like a warm one.
         caches = self._caches(order, "-preflight")

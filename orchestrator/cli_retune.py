@@ -89,7 +89,7 @@ def retune(
                 plan, found, lambda job: run(work=refind(effort, cold=job.cold), scope=job.scope), window, _say
             )
         else:
-            done = run(work=refind(effort, old, new))
+            done = run(work=refind(effort, old, new, alternate=True))
     click.echo(json.dumps(done.as_json(), indent=1) if as_json else done.text())
     if done.interrupted:
         raise Interrupted("Stopped; everything measured is kept.", "The same command goes on from here.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from search_spaces.configuration import Configuration
 
@@ -21,19 +22,29 @@ __all__ = ["named_study", "refind"]
 
 
 def refind(
-    effort: Effort, old_name: str | None = None, new_name: str | None = None, *, cold: bool = False
+    effort: Effort,
+    old_name: str | None = None,
+    new_name: str | None = None,
+    *,
+    cold: bool = False,
+    alternate: bool = False,
 ) -> Callable[[Sequence[Study], Bench], Outcome]:
     """The work of a session: from the old engine's records to the new engine's verdict, target by target.
 
     An old engine without a peak has nothing to be re-found: the new one is searched cold, and it is said; so it
     is with `cold`, where the traffic changed and old numbers are of other things. Until every target has its
-    verdict the new engine has no peak, and the next run goes on.
+    verdict the new engine has no peak, and the next run goes on. With `alternate` the old engine, which can still
+    be launched, is launched in turn.
     """
 
     def work(studies: Sequence[Study], bench: Bench) -> Outcome:
         old, new = named_study(studies, old_name, 0), named_study(studies, new_name, -1)
         if old.key == new.key:
             raise PlanError("The old and the new engine are the same stack.", "Name two engines of the plan.")
+        served = [study.stack.items.get("model") for study in (old, new)]
+        if alternate and served[0] != served[1]:
+            said = f"{old.engine} serves {served[0]}, {new.engine} serves {served[1]}: one's peak is not the other's."
+            raise PlanError(said, "Name two engines with the same model in --from and --to.")
         before = conclude([old], bench.plan, bench.memory).peaks[old.engine]
         peaks = dict(conclude(studies, bench.plan, bench.memory).peaks)
         if cold or not before:
@@ -46,7 +57,8 @@ def refind(
             if target.name not in before:
                 continue
             try:
-                verdict = _refind_one(old, new, target, before[target.name].configuration, bench, effort)
+                peak = before[target.name].configuration
+                verdict = _refind_one(old, new, target, peak, bench, effort, alternate=alternate)
             except Interrupted:
                 verdict, interrupted = bench.budget.spent() or "interrupted", True
             if isinstance(verdict, str):
@@ -78,12 +90,12 @@ def named_study(studies: Sequence[Study], name: str | None, at: int) -> Study:
     return found
 
 
-def _seen(study: Study, target: Target, bench: Bench) -> Seen:
-    return seen(bench.memory.of(study.key), target, bench.plan.precision.rule())
+def _seen(study: Study, target: Target, bench: Bench, turns_from: float | None = None) -> Seen:
+    return seen(bench.memory.of(study.key), target, bench.plan.precision.rule(), turns_from=turns_from)
 
 
 def _refind_one(
-    old: Study, new: Study, target: Target, peak: Configuration, bench: Bench, effort: Effort
+    old: Study, new: Study, target: Target, peak: Configuration, bench: Bench, effort: Effort, *, alternate: bool
 ) -> Verdict | str:
     """Launch what the planner asks for until it has a verdict; why it stopped where the budget ended first."""
     plan, past = bench.plan, _seen(old, target, bench)
@@ -97,15 +109,30 @@ def _refind_one(
         scales=fit_scales(new.space, readings, past.rates, noise_of(past.field, plan.precision.launch_noise).sd),
         effort=effort,
         refuses=lambda one: refuse(new, one, bench.memory.of(new.key)) is not None,
+        streams=_streams(target, bench),
+        alternate=alternate,
     )
     while True:
-        step = next_step(past, _seen(new, target, bench), frame)
+        now = _seen(new, target, bench)
+        if alternate and now.retune:
+            past = _seen(old, target, bench, now.retune[0].started_at)
+        step = next_step(past, now, frame)
         if isinstance(step, Verdict):
             return step
         if not bench.budget.take():
             return f"{bench.budget.spent()} before the verdict"
         bench.progress.line(f"{target.name}: {step.reason}")
         try:
-            attempt(new, bench, step.configuration, step.role, reserved=1)
+            attempt(old if step.stack == "old" else new, bench, step.configuration, step.role, reserved=1)
         except EnvironmentBroken as broken:
-            return f"stopped: {broken.message}"
+            if step.stack == "new":
+                return f"stopped: {broken.message}"
+            bench.progress.line(f"{old.engine} is not launched in turn: {broken.message}")
+            frame = replace(frame, alternate=False)
+
+
+def _streams(target: Target, bench: Bench) -> int | None:
+    """Requests in flight at most, where every workload of the target keeps to a number of them."""
+    counts = [one.in_flight for one in bench.plan.workloads if one.name in target.workloads]
+    known = [count for count in counts if count is not None]
+    return max(known) if len(known) == len(counts) else None

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -19,36 +20,73 @@ from .peak import Peak
 from .shift import PeakShift
 from .stability import StabilityRule
 
-__all__ = ["FAST", "THOROUGH", "Effort", "Frame", "Seen", "Step", "Verdict", "drafting", "seen"]
+__all__ = [
+    "FAST",
+    "THOROUGH",
+    "Effort",
+    "Frame",
+    "Seen",
+    "Step",
+    "Verdict",
+    "drafting",
+    "one_knob_away",
+    "seen",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
     """How far a retune goes: launches on the new stack before the finals, and what is worth one.
 
-    `calm` launches where nothing seems to have moved, `most` where something has. `gain` is the expected gain
-    (indifference zones) worth a launch. Drafters that were `hopeless` (log units behind on the old stack) are
-    not visited again. At most `rivals` finalists beside the old peak.
+    `calm` launches where nothing seems to have moved, `most` where something has. Expected gains, in
+    indifference zones, that are worth a launch: `gain` of a search where all is calm, `gain_moved` where not,
+    `gain_probe` of turning a knob not turned yet, `gain_final` of a fresh launch. Drafters that were `hopeless`
+    (log units behind on the old stack) are not visited again. At most `rivals` finalists beside the old peak,
+    `finals` fresh launches of each.
     """
 
     calm: int
     most: int
     gain: float
     gain_moved: float
+    gain_probe: float
+    gain_final: float
     hopeless: float
     rivals: int
     finals: int
 
 
-FAST = Effort(calm=10, most=14, gain=0.5, gain_moved=0.15, hopeless=0.4, rivals=1, finals=3)
-THOROUGH = Effort(calm=14, most=19, gain=0.3, gain_moved=0.1, hopeless=2.0, rivals=3, finals=5)
+FAST = Effort(
+    calm=9,
+    most=14,
+    gain=0.5,
+    gain_moved=0.1,
+    gain_probe=0.1,
+    gain_final=0.8,
+    hopeless=0.33,
+    rivals=1,
+    finals=3,
+)
+THOROUGH = Effort(
+    calm=13,
+    most=17,
+    gain=0.25,
+    gain_moved=0.05,
+    gain_probe=0.05,
+    gain_final=0.5,
+    hopeless=0.5,
+    rivals=2,
+    finals=3,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """What a retune holds fixed. `refuses`: whether arithmetic rules a configuration out on the new stack.
+    """What a retune holds fixed.
 
-    `scales` are those of the old surface (`fit_scales`).
+    `scales` are those of the old surface (`fit_scales`). `refuses`: whether arithmetic rules a configuration out
+    on the new stack. `streams`: the most requests ever in flight, None where no one knows. `alternate`: the old
+    engine can still be launched.
     """
 
     space: SearchSpace
@@ -59,37 +97,67 @@ class Frame:
     scales: Mapping[str, float]
     effort: Effort = FAST
     refuses: Callable[[Configuration], bool] = field(default=lambda _: False)
+    streams: int | None = None
+    alternate: bool = False
     memo: dict[str, tuple[Configuration, ...]] = field(default_factory=dict)
+
+    def drafting(self, base: Configuration) -> tuple[Configuration, ...]:
+        """Every drafter and k, all else as in the base."""
+        if (key := f"drafting {base.key}") not in self.memo:
+            self.memo[key] = tuple(drafting(self.space, base))
+        return self.memo[key]
 
     def around(self, base: Configuration) -> tuple[Configuration, ...]:
         """One knob away from a configuration."""
         if base.key not in self.memo:
-            self.memo[base.key] = tuple(one_knob_away(self.space, base))
+            near = one_knob_away(self.space, base)
+            self.memo[base.key] = tuple(one for one in near if not self._idle(one, base))
         return self.memo[base.key]
+
+    def _idle(self, one: Configuration, base: Configuration) -> bool:
+        """Whether it cannot be faster than the base: less room, or seats where both have one for every request."""
+        for knob in self.space.knobs:
+            mine, theirs = one.values.get(knob.name), base.values.get(knob.name)
+            if mine != theirs and isinstance(mine, int | float) and isinstance(theirs, int | float):
+                if knob.needs == ("device",):
+                    return mine < theirs
+                if knob.name == "max_num_seqs" and self.streams is not None:
+                    return min(mine, theirs) >= self.streams
+        return False
 
 
 @dataclass(frozen=True)
 class Step:
-    """The next launch on the new stack: of what, in which role and why."""
+    """The next launch: of what, in which role and why; on the old stack where both take turns."""
 
     configuration: Configuration
     role: Role
     reason: str
+    stack: Literal["new", "old"] = "new"
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """What is shown, and what to run meanwhile.
+
+    `recommended` is the likelier best, by the joint model, of what was launched afresh; the old peak where that
+    is not likely enough. `lead` is its mean and sd over the old peak (log units), None without one.
+    """
+
     shift: PeakShift
     peak: Peak | None
+    recommended: Configuration | None = None
+    lead: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the records of one stack say for one target."""
+    """What the records of one stack say for one target; `turns` are launches made in turn with another stack."""
 
     records: tuple[TrialRecord, ...]
     field: tuple[Candidate, ...]
     rates: Rates
+    turns: tuple[Candidate, ...] = ()
 
     @cached_property
     def failed(self) -> tuple[TrialRecord, ...]:
@@ -98,6 +166,12 @@ class Seen:
     @cached_property
     def readings(self) -> list[tuple[Configuration, tuple[float, ...]]]:
         return [(one.configuration, one.searched + one.fresh) for one in self.field]
+
+    @cached_property
+    def retune(self) -> tuple[TrialRecord, ...]:
+        """The records from the first anchor or probe on; what lies before is another search's."""
+        begun = (n for n, one in enumerate(self.records) if one.role in ("anchor", "probe"))
+        return self.records[next(begun, len(self.records)) :]
 
     def times(self, configuration: Configuration, *roles: Role) -> int:
         """How often it was tried in one of these roles (any, where none is named)."""
@@ -112,11 +186,22 @@ class Seen:
         return found
 
 
-def seen(records: Sequence[TrialRecord], target: Target, rule: StabilityRule) -> Seen:
-    """Records as a retune reads them; interrupted and lost ones say nothing."""
-    told = tuple(one for one in records if one.state not in ("interrupted", "lost"))
+def seen(
+    records: Sequence[TrialRecord], target: Target, rule: StabilityRule, *, turns_from: float | None = None
+) -> Seen:
+    """Records of one stack as a retune reads them; interrupted and lost ones say nothing.
+
+    Anchors from `turns_from` on (seconds since the epoch) were taken in turn with another stack.
+    """
+    told = [one for one in records if one.state not in ("interrupted", "lost")]
+    late = [one for one in told if turns_from is not None and one.role == "anchor" and one.started_at >= turns_from]
+    early = [one for one in told if one not in late] if late else told
+    return Seen(tuple(told), candidates(early, target, rule), _rates(told, target), candidates(late, target, rule))
+
+
+def _rates(records: Sequence[TrialRecord], target: Target) -> dict[str, dict[int, list[float]]]:
     rows: dict[str, dict[int, list[list[float]]]] = {}
-    for record in told:
+    for record in records:
         k = record.configuration.k
         for window in record.windows:
             counts = window.acceptance
@@ -125,8 +210,7 @@ def seen(records: Sequence[TrialRecord], target: Target, rule: StabilityRule) ->
             if len(counts.accepted_per_position) >= k:
                 row = [accepted / counts.drafts for accepted in counts.accepted_per_position[:k]]
                 rows.setdefault(record.configuration.drafter, {}).setdefault(k, []).append(row)
-    rates = {d: {k: np.mean(all_of, axis=0).tolist() for k, all_of in at.items()} for d, at in rows.items()}
-    return Seen(told, candidates(told, target, rule), rates)
+    return {d: {k: np.mean(all_of, axis=0).tolist() for k, all_of in at.items()} for d, at in rows.items()}
 
 
 def drafting(space: SearchSpace, base: Configuration) -> Iterator[Configuration]:
@@ -139,11 +223,12 @@ def drafting(space: SearchSpace, base: Configuration) -> Iterator[Configuration]
                 yield one
 
 
-def one_knob_away(space: SearchSpace, base: Configuration) -> Iterator[Configuration]:
+def one_knob_away(space: SearchSpace, base: Configuration, *, far: bool = False) -> Iterator[Configuration]:
+    """Every drafter and k, and each other knob a step away from the base; `far`: at any of its values."""
     yield from drafting(space, base)
     for knob in space.knobs:
         if knob.name not in ("drafter", "k") and knob.active(base.values):
-            for value in knob.grid():
+            for value in knob.grid() if far else knob.near(base.values[knob.name]):
                 one = space.complete({**base.values, knob.name: value})
                 if space.contains(one):
                     yield one

@@ -131,13 +131,14 @@ def judge_shift(
     impossible: str = "",
     log_likelihood_ratio: float | None = None,
     expected_gain: float | None = None,
+    worth: float = _GAIN_LEFT,
 ) -> PeakShift:
     """Judge what moved from the old stack to the new.
 
     `peak moved`: a rival with two fresh launches beats the old peak on the new stack, by more than `delta`
     and beyond what choosing among the rivals explains; and it gained on the old peak, where the old stack
     has both (else the old study may have missed it: `cannot tell`, with a `new_peak`). `same peak`:
-    nothing measured or predicted has more than 0.4 delta of expected gain over it.
+    nothing measured or predicted has an expected gain over it that is worth a launch.
 
     Args:
         old: The old stack's candidates; those that `new` holds too are compared across.
@@ -148,13 +149,15 @@ def judge_shift(
         delta: The indifference zone, relative.
         impossible: Why the old peak cannot run on the new stack; empty where it can.
         log_likelihood_ratio: Of a changed shape, from a joint model of both surfaces, where one was fitted.
-        expected_gain: The largest that model predicts over the old peak, log units, where one was fitted.
+        expected_gain: The largest over the old peak by that model, measured or not, log units; without one it
+            is read from the launches of each rival.
+        worth: Indifference zones of expected gain that are worth a launch.
     """
     before, after = ({c.configuration: c for c in side if not c.veto} for side in (old, new))
     stacks = _Stacks(before, after, target, noise, delta)
     speed = _speed(stacks, old_peak)
     shape, evidence = _shape(stacks, log_likelihood_ratio)
-    found = _gone(stacks, old_peak, impossible) if impossible else _peak(stacks, old_peak, expected_gain)
+    found = _gone(stacks, old_peak, impossible) if impossible else _peak(stacks, old_peak, expected_gain, worth)
     return PeakShift(
         target=target,
         verdict=_verdict(found, speed, shape),
@@ -229,7 +232,7 @@ def _gone(stacks: _Stacks, old_peak: Configuration, impossible: str) -> _Finding
     return _Finding("moved", best.configuration if best else None, would_decide=impossible)
 
 
-def _peak(stacks: _Stacks, old_peak: Configuration, expected_gain: float | None) -> _Finding:
+def _peak(stacks: _Stacks, old_peak: Configuration, expected_gain: float | None, worth: float) -> _Finding:
     """Whether the old peak still is one, from the new stack's launches alone."""
     anchor = stacks.after.get(old_peak)
     if anchor is None or len(anchor.evidence) < _RELAUNCHED:
@@ -245,7 +248,7 @@ def _peak(stacks: _Stacks, old_peak: Configuration, expected_gain: float | None)
     gains = {c.configuration: _expected_gain(*stacks.gap(c, anchor)) for c in rivals}
     rival = max(gains, key=lambda key: gains[key])
     challenger = stacks.compare(stacks.after[rival], anchor, len(ready))
-    if max(gains[rival], expected_gain or 0.0) < _GAIN_LEFT * stacks.zone:
+    if (gains[rival] if expected_gain is None else expected_gain) < worth * stacks.zone:
         return _Finding("same", rival, challenger)
     size, fresh = abs(stacks.gap(stacks.after[rival], anchor)[0]), len(stacks.after[rival].fresh)
     launches = max(launches_for_gap(max(size, stacks.zone), stacks.noise.sd), fresh + 1)

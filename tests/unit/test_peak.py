@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.null_test import FLAT, winners
+from benchmarks.null_test import FLAT, blocks, winners
 from orchestrator.candidates import Candidate, Target
 from orchestrator.launch_noise import LaunchNoise
 from orchestrator.peak import beats, contenders, declare_peak, finalist_order, simplicity
@@ -185,6 +185,14 @@ def test_the_simplest_drafts_least_and_changes_least() -> None:
 @pytest.mark.parametrize("launch_sd", [0.01, 0.03])
 def test_noise_alone_declares_a_winner_in_fewer_than_one_study_in_twenty(launch_sd: float) -> None:
     assert winners(FLAT, launch_sd, 200) <= 0.05
+
+
+@pytest.mark.parametrize("launch_sd", [0.01, 0.02, 0.05])
+def test_launches_of_one_configuration_differ_from_each_other_by_chance_only(launch_sd: float) -> None:
+    for known in (True, False):
+        one, more = blocks(launch_sd, launch_sd, 150, known=known)
+        assert one <= 0.05
+        assert more <= 0.05
 
 
 def test_a_real_winner_is_found_where_launches_can_show_it() -> None:

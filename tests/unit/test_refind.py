@@ -1,0 +1,156 @@
+"""From the old engine's records to the new one's verdict, stopped or not, and what is said where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.regression_rate import PLAN, OneSlot, SurfaceSlot, studies_of
+from orchestrator.budget import Budget
+from orchestrator.clock import SystemClock
+from orchestrator.errors import EnvironmentBroken, PlanError
+from orchestrator.memory import Memory
+from orchestrator.plan import TuningPlan
+from orchestrator.progress import PlainProgress
+from orchestrator.refind import refind
+from orchestrator.retune_view import FAST
+from orchestrator.simulated_moves import make_surface
+from orchestrator.slot import LaunchOrder, LaunchReport
+from orchestrator.study import Bench, Study
+from orchestrator.tune import Outcome, run_studies
+from trackers.journal import Journal
+
+TUNED = TuningPlan.model_validate(PLAN | {"search": {"launches": 12}})
+
+
+class Machine:
+    """Two engines that are surfaces, and one journal; `bench` stands for one run on it."""
+
+    def __init__(self, folder: Path, slot: SurfaceSlot) -> None:
+        self.slot, self.said, self._folder = slot, list[str](), folder
+        self.journal = Journal(folder)
+        self.memory = Memory(self.journal, None, self.said.append)
+
+    def bench(self, more: int | None = None) -> Bench:
+        clock, used = SystemClock(), sum(len(one.launches) for one in self.memory.all())
+        budget = Budget(
+            launches=None if more is None else used + more, time_s=None, before=self.memory.all(), clock=clock
+        )
+        return Bench(
+            plan=TUNED,
+            slots=OneSlot(self.slot),
+            memory=self.memory,
+            budget=budget,
+            clock=clock,
+            progress=PlainProgress(self.said.append),
+        )
+
+    def die(self) -> None:
+        """What the next run knows is what the journal holds."""
+        self.journal.close()
+        self.journal = Journal(self._folder)
+        self.memory = Memory(self.journal, None, self.said.append)
+
+
+@pytest.fixture
+def studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Study]:
+    monkeypatch.setenv("REPEAK_HOME", str(tmp_path / "home"))
+    return studies_of(TUNED, tmp_path / "logs")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
+    made = list[Machine]()
+
+    def make(move: str) -> Machine:
+        old, new = make_surface(move, 1)
+        made.append(Machine(tmp_path / f"journal{len(made)}", SurfaceSlot({"old": old, "new": new}, seed=1)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.journal.close()
+
+
+def refound(machine: Machine, studies: list[Study], more: int | None = None, *, alternate: bool = False) -> Outcome:
+    return refind(FAST, alternate=alternate)(studies, machine.bench(more))
+
+
+def test_an_engine_that_the_plan_has_not_is_one_clear_error(
+    studies: list[Study], machine: Callable[[str], Machine]
+) -> None:
+    bench = machine("null").bench()
+    with pytest.raises(PlanError, match="no engine vllm-9"):
+        refind(FAST, "vllm-9")(studies, bench)
+    with pytest.raises(PlanError, match="same stack"):
+        refind(FAST)(studies[:1], bench)
+
+
+def test_a_peak_of_another_model_is_not_looked_for(studies: list[Study], machine: Callable[[str], Machine]) -> None:
+    items = dict(studies[1].stack.items) | {"model": "org/another"}
+    other = replace(studies[1], stack=studies[1].stack.model_copy(update={"items": items}))
+    with pytest.raises(PlanError, match="org/another"):
+        refind(FAST, alternate=True)([studies[0], other], machine("null").bench())
+
+
+def test_an_old_engine_with_nothing_measured_leaves_a_cold_search_and_that_is_said(
+    studies: list[Study], machine: Callable[[str], Machine]
+) -> None:
+    here = machine("null")
+    found = refound(here, studies)
+    assert any("has no peak to start from" in line and "cold" in line for line in here.said)
+    assert found.peaks[studies[1].engine]
+    assert not found.shifts
+    assert not here.memory.of(studies[0].key)
+
+
+def test_stopped_after_every_launch_it_comes_to_the_verdict_of_one_that_was_not(
+    studies: list[Study], machine: Callable[[str], Machine]
+) -> None:
+    whole, parts = machine("k_shift"), machine("k_shift")
+    for one in (whole, parts):
+        run_studies(studies[:1], one.bench())
+    expected = refound(whole, studies)
+    assert expected.shifts
+    for _ in range(40):
+        found = refound(parts, studies, more=1)
+        if found.shifts:
+            break
+        assert not found.peaks[studies[1].engine], "no peak before the verdict"
+        parts.die()
+    assert found.shifts == expected.shifts
+    assert found.peaks == expected.peaks
+    assert parts.slot.launches == whole.slot.launches
+
+
+def test_the_old_engine_is_launched_in_turn_where_it_still_can_be(
+    studies: list[Study], machine: Callable[[str], Machine]
+) -> None:
+    here = machine("null")
+    run_studies(studies[:1], here.bench())
+    before = len(here.memory.of(studies[0].key))
+    refound(here, studies, alternate=True)
+    turns = here.memory.of(studies[0].key)[before:]
+    assert [one.role for one in turns[:2]] == ["anchor", "anchor"]
+    new = [one for one in here.memory.of(studies[1].key) if one.role == "anchor"]
+    assert new[0].started_at < turns[0].started_at < new[1].started_at
+
+
+def test_an_old_engine_that_no_longer_runs_ends_the_turns_and_nothing_else(
+    studies: list[Study], machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = machine("null")
+    run_studies(studies[:1], here.bench())
+    launch = here.slot.launch
+
+    def only_new(order: LaunchOrder) -> LaunchReport:
+        if order.environment.key == "old":
+            raise EnvironmentBroken("its environment is gone", "Build it again.")
+        return launch(order)
+
+    monkeypatch.setattr(here.slot, "launch", only_new)
+    assert refound(here, studies, alternate=True).shifts
+    assert any("not launched in turn" in line for line in here.said)

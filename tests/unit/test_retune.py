@@ -1,0 +1,206 @@
+"""A retune launches what tells most, stops when it is told, and says no more than its launches show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from benchmarks.retune_methods import frame_of
+from benchmarks.simulated_world import RULE, TARGET, Case, World
+from orchestrator.retune import next_step
+from orchestrator.retune_view import FAST, THOROUGH, Effort, Frame, Seen, Step, Verdict, seen
+from orchestrator.simulated_spec import Noise
+from trackers.entries import TrialStarted
+from trackers.journal import Journal
+from trackers.records import Role, TrialRecord
+
+QUIET = Noise(launch_sd=0.004, window_sd=0.001)
+
+
+@cache
+def case(move: str, seed: int = 0, noise: Noise = QUIET) -> Case:
+    """A move on a quiet machine; its old study is made once."""
+    found = Case(move, seed)
+    found.noise = noise
+    assert found.old
+    return found
+
+
+def steps(one: Case, world: World, frame: Frame, old: Seen | None = None) -> Iterator[Step | Verdict]:
+    """Launches as asked until the verdict, which comes last."""
+    while True:
+        step = next_step(old or seen(one.old, TARGET, RULE), seen(world.records, TARGET, RULE), frame)
+        yield step
+        if isinstance(step, Verdict):
+            return
+        world.launch(step.configuration, step.role)
+
+
+def retuned(one: Case, effort: Effort = FAST, **changes: object) -> tuple[Verdict, World]:
+    world = one.world("new")
+    frame = replace(frame_of(one, world, effort), **changes)  # type: ignore[arg-type]
+    *_, verdict = steps(one, world, frame)
+    assert isinstance(verdict, Verdict)
+    return verdict, world
+
+
+def roles(world: World) -> list[Role]:
+    return [record.role for record in world.records]
+
+
+def test_where_nothing_moved_it_says_so_early_and_asks_for_no_finals() -> None:
+    verdict, world = retuned(case("null"))
+    assert verdict.shift.verdict == "same"
+    assert verdict.recommended == case("null").old_peak
+    assert len(world.records) <= 10
+    assert roles(world)[:2] == ["anchor", "anchor"]
+    assert "finalist" not in roles(world)
+
+
+def test_an_engine_faster_all_over_keeps_its_peak() -> None:
+    verdict, _ = retuned(case("uniform", 9))
+    assert verdict.shift.verdict == "faster, same peak"
+    old, new = case("uniform", 9).surfaces
+    speed = verdict.shift.speed
+    assert speed.low is not None
+    assert speed.high is not None
+    assert speed.low < new.base_tok_s / old.base_tok_s < speed.high
+
+
+@pytest.mark.parametrize(
+    ("move", "effort"), [("drafter_flip", FAST), ("drafter_flip", THOROUGH), ("drafter_new", FAST)]
+)
+def test_a_peak_that_moved_is_found_launched_afresh_and_claimed(move: str, effort: Effort) -> None:
+    verdict, world = retuned(case(move), effort)
+    assert verdict.shift.verdict == "peak moved"
+    assert verdict.peak is not None
+    assert verdict.peak.configuration == verdict.recommended != case(move).old_peak
+    assert case(move).regret(verdict.peak.configuration) < 0.03
+    fresh = [one for one in world.records if one.role == "finalist"]
+    assert sum(one.configuration == verdict.peak.configuration for one in fresh) >= 2
+    assert len(world.records) <= effort.most + effort.finals * (effort.rivals + 1)
+
+
+def test_every_drafter_of_the_new_engine_is_visited_one_that_the_old_had_not_included() -> None:
+    one = case("drafter_new")
+    assert "dspark" not in {record.configuration.drafter for record in one.old if record.windows}
+    _, world = retuned(one)
+    assert {"mtp", "dspark"} <= {record.configuration.drafter for record in world.records}
+
+
+def test_an_old_peak_that_cannot_start_is_walked_away_from() -> None:
+    one = case("act_cliff")
+    verdict, world = retuned(one)
+    assert not world.records[0].windows
+    assert verdict.shift.verdict == "peak moved"
+    assert verdict.recommended is not None
+    assert one.regret(verdict.recommended) < 0.03
+
+
+def test_noise_that_hides_the_answer_is_cannot_tell_with_what_would_tell() -> None:
+    verdict, _ = retuned(case("null", 7, Noise(launch_sd=0.05)))
+    assert verdict.shift.verdict == "cannot tell"
+    assert verdict.shift.would_decide
+    assert verdict.shift.launches_to_decide
+
+
+def test_where_nothing_can_start_it_gives_up_within_its_effort() -> None:
+    one = case("null")
+    world = one.world("new")
+    world.surface = replace(world.surface, weights_gib=500.0)
+    *_, verdict = steps(one, world, frame_of(one, world, FAST))
+    assert isinstance(verdict, Verdict)
+    assert verdict.peak is None
+    assert verdict.recommended is None
+    assert len(world.records) <= FAST.most
+
+
+def test_what_arithmetic_refuses_is_never_launched() -> None:
+    one = case("drafter_flip")
+    _, world = retuned(one, refuses=lambda c: c.drafter == "dspark" or one.world("new").impossible(c))
+    assert "dspark" not in {record.configuration.drafter for record in world.records}
+
+
+def test_seats_beyond_the_requests_in_flight_and_less_room_are_not_worth_a_launch() -> None:
+    one = case("uniform", 9)
+    _, world = retuned(one)
+    peak = one.old_peak.values
+    for record in world.records:
+        assert record.configuration.values["gpu_memory_utilization"] >= peak["gpu_memory_utilization"]  # type: ignore[operator]
+        assert record.configuration.values["max_num_seqs"] == peak["max_num_seqs"]
+
+
+# Stopped anywhere, it goes on to the same verdict.
+
+
+@pytest.mark.parametrize("move", ["drafter_flip", "act_cliff"])
+def test_killed_after_any_launch_it_resumes_from_the_journal_to_the_same_verdict(move: str, tmp_path: Path) -> None:
+    one = case(move)
+    whole, world = retuned(one)
+    for cut in range(len(world.records)):
+        again = one.world("new")
+        for record in world.records[:cut]:
+            again.launch(record.configuration, record.role)
+        again.records = _through_a_journal(tmp_path / str(cut), again.records)
+        *_, verdict = steps(one, again, frame_of(one, again, FAST))
+        assert verdict == whole, f"killed after {cut} launches"
+
+
+def _through_a_journal(folder: Path, records: list[TrialRecord]) -> list[TrialRecord]:
+    """As the next run reads them, with the trial that the death interrupted closed as lost."""
+    with Journal(folder) as journal:
+        for record in records:
+            journal.begin(TrialStarted(**{name: getattr(record, name) for name in TrialStarted.model_fields}))
+            journal.trial(record)
+    with Journal(folder) as journal:
+        return journal.records()
+
+
+@pytest.mark.parametrize("state", ["interrupted", "lost"])
+def test_a_launch_that_says_nothing_of_its_configuration_changes_no_step(state: str) -> None:
+    one = case("drafter_flip")
+    _, world = retuned(one)
+    frame = frame_of(one, world, FAST)
+    old = seen(one.old, TARGET, RULE)
+    cut = world.records[5]
+    empty = cut.model_copy(update={"state": state, "windows": (), "launches": ()})
+    with_it = next_step(old, seen([*world.records[:5], empty], TARGET, RULE), frame)
+    assert isinstance(with_it, Step)
+    assert with_it.configuration == cut.configuration
+
+
+# The old engine in turn.
+
+
+def test_a_machine_that_got_slower_since_the_old_study_is_no_slower_engine() -> None:
+    one, slower = case("null"), 0.9
+
+    def slow(world: World) -> World:
+        world.surface = replace(world.surface, base_tok_s=world.surface.base_tok_s * slower)
+        return world
+
+    for alternate in (False, True):
+        new, today, turns = slow(one.world("new")), slow(one.world("old", repeat=1)), list[str]()
+        frame = replace(frame_of(one, new, FAST), alternate=alternate)
+        while True:
+            before = [*one.old, *(_later(record) for record in today.records)]
+            then = seen(before, TARGET, RULE, turns_from=_EPOCH)
+            step = next_step(then, seen([_later(record) for record in new.records], TARGET, RULE), frame)
+            if isinstance(step, Verdict):
+                break
+            turns.append(step.stack)
+            (today if step.stack == "old" else new).launch(step.configuration, step.role)
+        assert (step.shift.speed.verdict == "slower") is not alternate
+        assert turns.count("old") == (2 if alternate else 0)
+        assert not alternate or turns[:4] == ["new", "old", "new", "old"] or turns[:3] == ["new", "old", "new"]
+
+
+_EPOCH = 1e6
+
+
+def _later(record: TrialRecord) -> TrialRecord:
+    return record.model_copy(update={"started_at": record.started_at + _EPOCH})

@@ -12,12 +12,13 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 LABEL = "repeak.cookie"
-_REMOVE_TIMEOUT_S = 60
+_REMOVE_TIMEOUT_S = 30
 # What belongs to this machine and to the tool, and would mislead inside: all else an engine is given goes in by name.
 _OURS = re.compile(
     r"(PATH|HOME|SHELL|PWD|OLDPWD|USER|LOGNAME|HOSTNAME|TMPDIR|TERM|SHLVL|_|VIRTUAL_ENV|PYTHONHOME|PYTHONPATH"
@@ -71,14 +72,23 @@ def _named(words: Sequence[str]) -> Iterator[str]:
 
 def remove(settings: Mapping[str, Any], cookie: str) -> bool:
     """Whether no container carries the cookie any more; one whose stop was lost is killed."""
-    for _ in range(5):
-        ask = [settings["tool"], "ps", "--all", "--quiet", f"--filter=label={LABEL}={cookie}"]
-        said = subprocess.run(ask, capture_output=True, text=True, timeout=_REMOVE_TIMEOUT_S, check=False)
-        if said.returncode or not said.stdout.split():
-            return said.returncode == 0
-        away = [settings["tool"], "rm", "--force", "--volumes", *said.stdout.split()]
-        subprocess.run(away, capture_output=True, timeout=_REMOVE_TIMEOUT_S, check=False)
+    for pause_s in (0, 1, 2, 4):
+        time.sleep(pause_s)  # the tool's own clean-up may be at work, and fail both
+        said = _ask([settings["tool"], "ps", "--all", "--quiet", f"--filter=label={LABEL}={cookie}"])
+        if said is not None and not said.split():
+            return True
+        if said:
+            _ask([settings["tool"], "rm", "--force", "--volumes", *said.split()])
     return False
+
+
+def _ask(command: Sequence[str]) -> str | None:
+    """What the tool prints; None where it fails, or takes too long."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_REMOVE_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
 
 
 def main(words: Sequence[str]) -> None:

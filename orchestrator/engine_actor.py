@@ -15,6 +15,8 @@ from trackers.records import Check, Failure, Launch, Measurement
 
 from .errors import ClusterError, Interrupted, RepeakError, SlotLost
 from .local_slot import LocalSlot
+from .placement import check_places, nodes_of
+from .plan import Slots as SlotPlan
 from .slot import EngineSlot, LaunchOrder, LaunchReport
 from .slots import SlotPool
 from .workload import Workload
@@ -36,6 +38,10 @@ class _EngineActor:
 
         gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids())
         self._slot = LocalSlot(engine, gpus=gpus)
+        self._node = str(ray.get_runtime_context().get_node_id())
+
+    def node(self) -> str:
+        return self._node
 
     def preflight(self, order: LaunchOrder) -> Failure | None:
         return self._slot.preflight(order)
@@ -60,10 +66,10 @@ class _EngineActor:
 
 
 class _RaySlot:
-    """EngineSlot over an actor: every call is bounded, an actor that died is SlotLost."""
+    """EngineSlot over an actor: every call is bounded, an actor that died is SlotLost and told to `lose`."""
 
-    def __init__(self, actor: Any, aborted: threading.Event) -> None:
-        self._actor, self._aborted = actor, aborted
+    def __init__(self, actor: Any, aborted: threading.Event, lose: Callable[[Any], None] = lambda _: None) -> None:
+        self._actor, self._aborted, self._lose = actor, aborted, lose
 
     def preflight(self, order: LaunchOrder) -> Failure | None:
         failure: Failure | None = self._call("preflight", order, within_s=_PREFLIGHT_TIMEOUT_S)
@@ -108,6 +114,7 @@ class _RaySlot:
                 return ray.get(reference, timeout=min(0.5, max(0.01, deadline - time.monotonic())))
             except ray.exceptions.GetTimeoutError:
                 if time.monotonic() > deadline:
+                    self._lose(self._actor)
                     raise SlotLost(
                         f"The engine's worker did not answer {method} within {within_s:.0f} s.",
                         "The trial is tried once more elsewhere; look at the host.",
@@ -116,40 +123,46 @@ class _RaySlot:
                 cause = error.cause
                 raise (cause if isinstance(cause, RepeakError) else SlotLost(str(cause))) from error
             except ray.exceptions.RayError as error:
+                self._lose(self._actor)
                 raise SlotLost(f"The engine's worker died ({type(error).__name__}).") from error
 
 
 class RaySlots:
     """A pool of actors on a Ray cluster: our own local one, or the user's by address.
 
-    The cluster starts with the first lease, so a study with nothing left to run needs none.
+    The cluster starts with the first lease, so a study with nothing left to run needs none; where GPUs or a cluster
+    are asked for it starts with `check`, before anything is built.
     """
 
-    def __init__(
-        self,
-        count: int,
-        *,
-        address: str | None,
-        gpus: int,
-        directory: Path,
-        say: Callable[[str], None],
-        resources: dict[str, float] | None = None,
-    ) -> None:
-        self.count = count
-        self._address, self._gpus, self._directory, self._say = address, gpus, directory, say
-        self._resources = resources or {}
+    def __init__(self, wanted: SlotPlan, *, address: str | None, directory: Path, say: Callable[[str], None]) -> None:
+        self.count, self._wanted = wanted.count, wanted
+        self._address, self._directory, self._say = address, directory, say
         self._started = False
         self._starting = threading.Lock()
-        self._pool: SlotPool[Any] = SlotPool(count, make=self._make, drop=self._drop)
+        self._lost: list[Any] = []
+        self._pool: SlotPool[Any] = SlotPool(
+            wanted.count, make=self._make, drop=self._drop, usable=lambda actor: actor not in self._lost
+        )
+
+    def check(self) -> None:
+        """Raises ClusterError where a slot would wait for ever for what the cluster has not."""
+        if self._wanted.gpus or self._address or self._wanted.labels or self._wanted.nodes > 1:
+            self._start()
+            import ray  # noqa: PLC0415
+
+            check_places(self._wanted, nodes_of(ray.nodes()))
 
     @contextmanager
     def lease(self, engine: str) -> Iterator[EngineSlot]:
+        self._start()
+        with self._pool.lease(engine) as actor:
+            yield _RaySlot(actor, self._pool.aborted, self._lost.append)
+
+    def _start(self) -> None:
         with self._starting:
             if not self._started:
                 _start_cluster(self._address, self._directory, self._say)
                 self._started = True
-        with self._pool.lease(engine) as actor:
-            yield _RaySlot(actor, self._pool.aborted)
 
     def abort(self) -> None:
         self._pool.aborted.set()
@@ -174,10 +187,13 @@ class RaySlots:
     def _make(self, engine: str) -> Any:
         import ray  # noqa: PLC0415
 
+        wanted = self._wanted
         remote = ray.remote(
             num_cpus=0,
-            num_gpus=self._gpus,
-            resources=self._resources or None,
+            num_gpus=wanted.gpus,
+            accelerator_type=wanted.gpu_type,
+            label_selector=wanted.labels or None,
+            scheduling_strategy="SPREAD" if wanted.nodes > 1 else "DEFAULT",
             max_restarts=0,
             max_task_retries=0,
             concurrency_groups={"run": 1, "ctl": 4},
@@ -189,7 +205,7 @@ class RaySlots:
             ray.kill(actor)
             have = ray.cluster_resources()
             raise ClusterError(
-                f"No place for an engine slot with {self._gpus} GPU(s) within {_READY_TIMEOUT_S:.0f} s.",
+                f"No place for an engine slot with {wanted.gpus} GPU(s) within {_READY_TIMEOUT_S:.0f} s.",
                 f"The cluster has {have.get('GPU', 0):.0f} GPU(s); lower slots.gpus or free some.",
             ) from None
         except ray.exceptions.RayError as error:

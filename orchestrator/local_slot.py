@@ -21,6 +21,7 @@ from .fingerprint import live_items
 from .gates import check_gates
 from .home import home
 from .load_client import measure_window
+from .placement import gpus_of
 from .preflight import Preflight
 from .process_tree import cookie_holders, descendants
 from .server_view import read_page
@@ -238,7 +239,7 @@ class LocalSlot:
             given=flags,
         )
         # Always said, even if empty: an unset variable would show every GPU of the host.
-        return {**env, "CUDA_VISIBLE_DEVICES": ",".join(self._gpus), **order.env}
+        return {**env, "CUDA_VISIBLE_DEVICES": ",".join(self._gpus[: gpus_of(order.args)]), **order.env}
 
     def _caches(self, order: LaunchOrder, use: str = "") -> Path:
         return home() / "caches" / f"{order.environment.key}{use}"

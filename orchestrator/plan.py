@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
@@ -44,6 +45,9 @@ __all__ = [
     "TuningPlan",
     "Upgrades",
 ]
+
+PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""Settings whose product is the number of GPUs that one engine takes."""
 
 
 class Limit(PlanPart):
@@ -138,8 +142,14 @@ class Gates(PlanPart):
 
 
 class Slots(PlanPart):
+    """Where engines run: each slot on one node, all of them on nodes of one kind."""
+
     count: int = Field(1, ge=1, description="Engines that run at once.")
-    gpus: int = Field(0, ge=0, description="GPUs of each.")
+    gpus: int = Field(0, ge=0, description="GPUs of each; an engine that takes fewer sees only as many.")
+    gpu_type: str | None = Field(None, description="Ray's name of the GPU's type, such as H200.")
+    labels: dict[str, str] = Field(default_factory=dict, description="Labels that a node must have.")
+    nodes: int = Field(1, ge=1, description="Nodes that the slots are spread over, at least.")
+    isolate: bool = Field(False, description="No two slots of one machine start or measure at the same time.")
 
 
 class Tracking(PlanPart):
@@ -248,7 +258,20 @@ class TuningPlan(PlanPart):
                     )
             if knob.env in self.serve.env:
                 yield ("serve", "env", knob.env), f"{knob.env} is the knob {knob.name} too; keep one of them"
+        yield from self._parallel_problems()
         names = {knob.name: knob for knob in self.space.knobs}
         share = names.get("gpu_memory_utilization")
         if share and not share.fixed and {"kv_cache_memory_bytes"} & (names.keys() | self.serve.flags.keys()):
             yield ("space", share.name), "has no effect while kv_cache_memory_bytes is set; keep one of them"
+
+    def _parallel_problems(self) -> Iterator[Problem]:
+        fixed = [{**self.serve.flags, **source.serve} for source in self.models.values()]
+        sizes = {}
+        for name in PARALLEL:
+            knobs = [knob for knob in self.space.knobs if knob.flag == normal_flag(name)]
+            asked = [value for knob in knobs for value in knob.choices or (knob.high,)]
+            sizes[name] = max(int(value) for value in (*asked, *(flags.get(name, 1) for flags in fixed)) if value)
+        largest = math.prod(sizes.values())
+        if self.slots.gpus and largest > self.slots.gpus:
+            told = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            yield ("slots", "gpus"), f"is {self.slots.gpus}, and a configuration takes {largest} ({told})"

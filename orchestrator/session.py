@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -153,8 +153,12 @@ def tune_plan(
     """
     clock, progress = clock or SystemClock(), progress or make_progress()
     try:
-        with open_memory(plan, progress) as (journal, memory):
+        with open_memory(plan, progress) as (journal, memory), ExitStack() as stack:
             keep_plan(plan, journal.directory)
+            held = slots or RaySlots(plan.slots, address=address, directory=home(), say=progress.line)
+            stack.callback(held.close)
+            if isinstance(held, RaySlots):
+                held.check()
             for stray in sweep(home() / "running"):
                 progress.line(f"removed an engine left by a run that died: {stray.run}")
             wanted = plan.model_copy(update={"engines": (scope.engine,)}) if scope else plan
@@ -172,7 +176,6 @@ def tune_plan(
                 window=window,
                 launch_s=sum(one.duration_s for one in every) / max(1, sum(len(one.launches) for one in every)),
             )
-            held = slots or _ray_slots(plan, address, progress)
             bench = Bench(plan=plan, slots=held, memory=memory, budget=budget, clock=clock, progress=progress)
             return _run(studies, bench, journal, work, closing=studies[bool(scope) :])
     finally:
@@ -214,10 +217,6 @@ def _run(studies: Sequence[Study], bench: Bench, journal: Journal, work: Work, *
     # What the end of its window ended was not stopped by anybody.
     stopped = outcome.interrupted and budget.window.left_s() > 0
     return Result(plan=plan, studies=studies, outcome=outcome, launches=budget.used, interrupted=stopped)
-
-
-def _ray_slots(plan: TuningPlan, address: str | None, progress: Progress) -> RaySlots:
-    return RaySlots(plan.slots.count, address=address, gpus=plan.slots.gpus, directory=home(), say=progress.line)
 
 
 def _open_studies(

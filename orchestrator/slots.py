@@ -45,10 +45,17 @@ class Slots(Protocol):
 class SlotPool(Generic[Worker]):
     """Book-keeping that every pool shares: at most `count` workers, one engine each, reused while it fits."""
 
-    def __init__(self, count: int, *, make: Callable[[str], Worker], drop: Callable[[Worker], None]) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        make: Callable[[str], Worker],
+        drop: Callable[[Worker], None],
+        usable: Callable[[Worker], bool] = lambda _: True,
+    ) -> None:
         self.count = count
         self.aborted = threading.Event()
-        self._make, self._drop = make, drop
+        self._make, self._drop, self._usable = make, drop, usable
         self._free = threading.Semaphore(count)
         self._lock = threading.Lock()
         self._idle: list[tuple[str, Worker]] = []
@@ -66,7 +73,7 @@ class SlotPool(Generic[Worker]):
                 yield worker
                 healthy = True
             finally:
-                self._give(engine, worker, keep=healthy and not self.aborted.is_set())
+                self._give(engine, worker, keep=healthy and self._usable(worker) and not self.aborted.is_set())
         finally:
             self._free.release()
 

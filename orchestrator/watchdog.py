@@ -133,7 +133,7 @@ def end_tree(
 def removed(command: list[str], env: Mapping[str, str]) -> bool:
     """Whether what lies outside the process tree (a container) is gone; its own command for that is run."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return not command or subprocess.run(command, env=env, capture_output=True, timeout=180).returncode == 0  # noqa: PLW1510
+        return not command or subprocess.run(command, env=env, capture_output=True, timeout=300).returncode == 0  # noqa: PLW1510
     return False
 
 

@@ -65,6 +65,7 @@ def refind(
                 ended = f"{target.name}: {verdict}"
                 break
             verdicts.append(verdict)
+            _say_likelier(verdict, target, bench)
             fields = tuple(_seen(study, target, bench).field for study in (old, new))
             most = bench.plan.upgrades.regression
             advice.append(advise(old, new, before[target.name], verdict, (fields[0], fields[1]), most))
@@ -129,6 +130,14 @@ def _refind_one(
                 return f"stopped: {broken.message}"
             bench.progress.line(f"{old.engine} is not launched in turn: {broken.message}")
             frame = replace(frame, alternate=False)
+
+
+def _say_likelier(verdict: Verdict, target: Target, bench: Bench) -> None:
+    """What is likelier best than the declared peak, though not shown to be."""
+    one = verdict.recommended
+    if one is not None and verdict.lead and (verdict.peak is None or verdict.peak.configuration != one):
+        said = "likelier best, though not shown: {:+.1%} ± {:.1%} over the old peak".format(*verdict.lead)
+        bench.progress.line(f"{target.name}: {one.label()} is {said}")
 
 
 def _streams(target: Target, bench: Bench) -> int | None:

@@ -52,16 +52,7 @@ def advise(
     old: Study, new: Study, before: Peak, verdict: Verdict, fields: tuple[Sequence[Candidate], Sequence[Candidate]],
     most: float,
 ) -> Advice:  # fmt: skip
-    """What follows from a verdict.
-
-    Args:
-        old: The stack on which the peak was known.
-        new: The stack that was looked at.
-        before: The old peak.
-        verdict: Of the retune.
-        fields: What both stacks measured for the target, the old one first.
-        most: The relative loss that counts as a regression.
-    """
+    """What follows from a verdict; `fields` are what both stacks measured, `most` the relative loss that counts."""
     shift, peak, target = verdict.shift, verdict.peak, before.target
     then, now = ({one.configuration: one for one in side} for side in fields)
     known, here = then[before.configuration], now.get(before.configuration)

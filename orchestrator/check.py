@@ -18,7 +18,7 @@ from .environment_recipe import recipe_for
 from .errors import RepeakError
 from .fingerprint import PACKAGES, model_items, static_stack
 from .interpreters import probe_interpreter
-from .library import Shelf, glances
+from .library import Shelf, glances, plan_names
 from .plan import EngineSpec, ModelSource, TuningPlan
 from .plan_forms import named_engine
 from .prepare import environments_root, request_of, stack_of, study_key, study_name
@@ -143,7 +143,7 @@ def engines_of(plan: TuningPlan, shelves: Sequence[Shelf]) -> list[EngineSpec]:
 def peaks_here(plan: TuningPlan, now: float) -> tuple[dict[str, list[Shelf]], list[str]]:
     """Studies that ended with a peak launched afresh, by engine, the latest last; and what is left out."""
     recorded, notes = dict[str, list[Shelf]](), list[str]()
-    for shelf in glances(plan.name):
+    for shelf in glances(plan.name) if plan.name in plan_names() else ():
         name = shelf.opened.facts.get("engine", shelf.opened.study)
         if shelf.closed is None or not shelf.closed.peak:
             continue

@@ -23,11 +23,8 @@ def machine_held(
 ) -> Iterator[None]:
     """Holds this machine for the block; the kernel lets go of it with the process.
 
-    Args:
-        folder: This user's data directory; one that several machines share holds a lock for each.
-        command: What runs, for whoever finds it held.
-        say: Told where a dead run's lock was taken over.
-        now: Seconds since the epoch.
+    The lock is in `folder`, this user's data directory, which several machines may share; `command` is what runs,
+    for whoever finds it held; `say` is told where a dead run's lock was taken over.
 
     Raises:
         LockHeld: Another process holds it.

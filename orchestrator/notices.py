@@ -25,14 +25,9 @@ def send_notice(
     *,
     transport: httpx.BaseTransport | None = None,
 ) -> None:
-    """Send one outcome wherever the plan or the environment says; each way is bounded, none is tried twice.
+    """Send one outcome as JSON where the plan says, or the environment before it; each way is bounded and tried once.
 
-    Args:
-        upgrades: The plan's webhook and command.
-        notice: What is sent, as JSON.
-        environ: Whose REPEAK_WEBHOOK comes before the plan's.
-        say: Told what failed, without the address's secret parts.
-        transport: Replaces the network in tests.
+    `say` is told what failed, without the address's secret parts; `transport` replaces the network in tests.
     """
     body = json.dumps(notice).encode()
     if url := environ.get(WEBHOOK) or upgrades.webhook:

@@ -17,7 +17,7 @@ from .advice import Advice, advice_text
 from .check import Ask, Checked, check_plan, engines_of, follow, look_at, peaks_here
 from .engine_environment import EnvironmentRequest, make_environment
 from .environment_recipe import recipe_for
-from .errors import EnvironmentBroken, PlanError, RepeakError
+from .errors import EnvironmentBroken, PlanError
 from .library import Shelf, plan_names
 from .notices import send_notice
 from .pip_settings import uv_settings
@@ -152,7 +152,11 @@ class Upgraded:
         told = [advice_text(one) for one in self.advice]
         told += [f"could not be had: {one}\n" for one in self.failures]
         told += [f"left for another run: {one}\n" for one in self.left]
-        return "\n".join(told) or "Nothing moved, as far as it could be seen.\n"
+        unknown = [one for one in self.found.releases if one.state in ("offline", "unknown")]
+        told += [f"releases of {one.distribution} could not be looked up: {one.why}\n" for one in unknown]
+        if not (self.results or self.failures or self.left):
+            told += ["Nothing moved, as far as it could be seen.\n", *(f"{note}\n" for note in self.found.notes)]
+        return "\n".join(told)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -176,16 +180,8 @@ def upgrade(
 ) -> Upgraded:
     """Build and tune what moved, one after another, as long as the window lasts; then tell whoever is to know.
 
-    An engine that cannot be built is said to be so, and nothing else changes.
-
-    Args:
-        plan: Whose peaks.
-        found: What moved under them.
-        tune: Runs one job (see `tune_plan`).
-        window: Of this run.
-        say: Told what is done, and why.
-        environ: The variables whose package settings and webhook count.
-        now: Seconds since the epoch.
+    An engine that cannot be built is said to be so, and nothing else changes. `tune` runs one job (see
+    `tune_plan`), `environ` has the package settings and the webhook.
     """
     results, failures, left = list[Result](), list[str](), list[str]()
     for job in jobs(plan, found, now()):
@@ -214,7 +210,7 @@ def _built(plan: TuningPlan, engine: EngineSpec, environ: Mapping[str, str], say
     told = with_index(environ, plan.upgrades.index)
     try:
         make_environment(request_of(engine), root=environments_root(), progress=say, environ=told)
-    except RepeakError as error:
+    except EnvironmentBroken as error:
         remember_broken(environments_root(), engine.requirement, error.message)
         raise
 

@@ -66,12 +66,8 @@ class Window:
 def moment(text: str, now_s: float, zone: tzinfo | None = None) -> float:
     """The next time that a clock on the wall shows HH:MM, in seconds since the epoch.
 
-    Where the clocks go back it is the first of both; a time that is skipped counts early.
-
-    Args:
-        text: Such as 06:00.
-        now_s: Now, in seconds since the epoch.
-        zone: Of the clock; the machine's own where it is left out.
+    Where the clocks go back it is the first of both; a time that is skipped counts early. The zone is the
+    machine's own where none is given.
 
     Raises:
         ValueError: It is no such time.

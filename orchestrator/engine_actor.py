@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trackers.records import Check, Failure, Launch, Measurement
+from trackers.records import Check, Failure, Launch, Measurement, StackFingerprint
 
-from .errors import ClusterError, Interrupted, RepeakError, SlotLost
+from .engine_environment import EngineEnvironment, EnvironmentRequest
+from .errors import ClusterError, EnvironmentBroken, Interrupted, RepeakError, SlotLost
 from .local_slot import LocalSlot
+from .node_environment import elsewhere, settle
 from .placement import check_places, nodes_of
 from .plan import Slots as SlotPlan
 from .slot import EngineSlot, LaunchOrder, LaunchReport
@@ -28,6 +30,7 @@ _STOP_TIMEOUT_S = 90.0
 _PREFLIGHT_TIMEOUT_S = 720.0
 _CALL_MARGIN_S = 120.0
 _WINDOW_TIMEOUT_S = 3600.0
+_BUILD_TIMEOUT_S = 9000.0
 
 
 class _EngineActor:
@@ -39,15 +42,31 @@ class _EngineActor:
         gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids())
         self._slot = LocalSlot(engine, gpus=gpus)
         self._node = str(ray.get_runtime_context().get_node_id())
+        self._making, self._machine = "", ""
+        self._environment: EngineEnvironment | None = None
 
     def node(self) -> str:
         return self._node
 
+    def settle(self, environment: EngineEnvironment, request: EnvironmentRequest, host: dict[str, str]) -> list[str]:
+        """The environment on this node from now on; in which ways the node is another kind of machine."""
+
+        def say(text: str) -> None:
+            self._making = text
+
+        self._environment, self._machine, unlike = settle(environment, request, host, say)
+        self._making = ""
+        return unlike
+
     def preflight(self, order: LaunchOrder) -> Failure | None:
-        return self._slot.preflight(order)
+        return self._slot.preflight(self._placed(order))
 
     def launch(self, order: LaunchOrder) -> LaunchReport:
-        return self._slot.launch(order)
+        report = self._slot.launch(self._placed(order))
+        return report.model_copy(update={"live": report.live | ({"machine": self._machine} if self._machine else {})})
+
+    def _placed(self, order: LaunchOrder) -> LaunchOrder:
+        return order.model_copy(update={"environment": self._environment}) if self._environment else order
 
     def measure(self, workload: Workload, window: int) -> Measurement:
         return self._slot.measure(workload, window)
@@ -59,7 +78,7 @@ class _EngineActor:
         return self._slot.stop()
 
     def status(self) -> str:
-        return self._slot.status()
+        return self._making or self._slot.status()
 
     def abort(self) -> None:
         self._slot.abort()
@@ -70,6 +89,11 @@ class _RaySlot:
 
     def __init__(self, actor: Any, aborted: threading.Event, lose: Callable[[Any], None] = lambda _: None) -> None:
         self._actor, self._aborted, self._lose = actor, aborted, lose
+
+    def settle(self, environment: EngineEnvironment, host: dict[str, str]) -> list[str]:
+        request = elsewhere(environment)
+        unlike: list[str] = self._call("settle", environment, request, host, within_s=_BUILD_TIMEOUT_S)
+        return unlike
 
     def preflight(self, order: LaunchOrder) -> Failure | None:
         failure: Failure | None = self._call("preflight", order, within_s=_PREFLIGHT_TIMEOUT_S)
@@ -140,6 +164,7 @@ class RaySlots:
         self._started = False
         self._starting = threading.Lock()
         self._lost: list[Any] = []
+        self.engines: dict[str, tuple[EngineEnvironment, StackFingerprint]] = {}
         self._pool: SlotPool[Any] = SlotPool(
             wanted.count, make=self._make, drop=self._drop, usable=lambda actor: actor not in self._lost
         )
@@ -210,7 +235,33 @@ class RaySlots:
             ) from None
         except ray.exceptions.RayError as error:
             raise SlotLost(f"An engine slot could not start: {type(error).__name__}: {error}") from error
+        node = ray.get(actor.node.remote(), timeout=_READY_TIMEOUT_S)
+        if engine in self.engines and node != ray.get_runtime_context().get_node_id():
+            try:
+                self._settle(actor, engine, node)
+            except BaseException:
+                ray.kill(actor)
+                raise
         return actor
+
+    def _settle(self, actor: Any, engine: str, node: str) -> None:
+        """The engine's environment on a node that is not the driver's, which must be of the driver's kind."""
+        import ray  # noqa: PLC0415
+
+        name = next((str(one["NodeName"]) for one in ray.nodes() if one["NodeID"] == node), node)
+        environment, stack = self.engines[engine]
+        slot = _RaySlot(actor, self._pool.aborted)
+        self._say(f"{engine}: its environment on node {name} is looked for, or made")
+        try:
+            unlike = slot.settle(environment, stack.items)
+        except EnvironmentBroken as broken:
+            raise EnvironmentBroken(f"{engine} on node {name}: {broken.message}", broken.hint) from broken
+        if unlike:
+            raise ClusterError(
+                f"Node {name} is another kind of machine than the study's: {'; '.join(unlike)}.",
+                "A study stays on machines of one kind: name theirs with slots.gpu_type or slots.labels.",
+            )
+        self._say(f"{engine}: node {name} is ready")
 
     def _drop(self, actor: Any) -> None:
         import ray  # noqa: PLC0415

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from trackers.records import Check, Failure, Launch, Measurement
 
@@ -31,6 +35,7 @@ from .workload import Workload
 __all__ = ["LocalSlot"]
 
 _LOG_BYTES = 4 << 20
+_TURN_S = 1.0
 
 
 class LocalSlot:
@@ -98,7 +103,9 @@ class LocalSlot:
         if self._aborted.is_set():
             self._server.abort()
         try:
-            self._ready = self._server.start(lambda _: None)
+            with self._turn(order):
+                self._doing = "starting"
+                self._ready = self._server.start(lambda _: None)
         except EngineFailed as error:
             self._launch = self._launch.model_copy(update={"failure": self._cause(error)})
             return LaunchReport(launch=self._launch)
@@ -115,18 +122,19 @@ class LocalSlot:
         server, ready, order = self._server, self._ready, self._order
         if server is None or ready is None or order is None:
             raise EngineFailed("There is no running engine to measure.", "Launch one first.")
-        self._doing = f"measuring {workload.name}, window {window + 1}"
         try:
-            measured = measure_window(
-                ready.base_url,
-                workload,
-                model=ready.model_id,
-                launch=order.launch,
-                window=window,
-                server=self._expected(order, ready),
-                clock=self._clock,
-                api_key=order.env.get("VLLM_API_KEY"),
-            )
+            with self._turn(order):
+                self._doing = f"measuring {workload.name}, window {window + 1}"
+                measured = measure_window(
+                    ready.base_url,
+                    workload,
+                    model=ready.model_id,
+                    launch=order.launch,
+                    window=window,
+                    server=self._expected(order, ready),
+                    clock=self._clock,
+                    api_key=order.env.get("VLLM_API_KEY"),
+                )
         except MeasurementFailed:
             self._refuse_a_dead_engine(server)
             raise
@@ -183,6 +191,22 @@ class LocalSlot:
             server.abort()
         if self._preflight is not None:
             self._preflight.abort()
+
+    @contextmanager
+    def _turn(self, order: LaunchOrder) -> Iterator[None]:
+        """Where slots are isolated, the only one of this machine that starts or measures."""
+        (home() / "running").mkdir(parents=True, exist_ok=True)
+        lock = FileLock(home() / "running" / f"{socket.gethostname()}.turn") if order.isolate else None
+        self._doing = "waiting for its turn" if lock else self._doing
+        while lock and not lock.is_locked:
+            self._refuse_after_abort()
+            with suppress(Timeout):
+                lock.acquire(timeout=_TURN_S)
+        try:
+            yield
+        finally:
+            if lock:
+                lock.release()
 
     def _report(self, server: EngineServer, ready: Ready, order: LaunchOrder) -> LaunchReport:
         facts = reported(read_ends(server.log_path, _LOG_BYTES, _LOG_BYTES))

@@ -30,6 +30,7 @@ class Launchpad:
     logs: Path
     run_id: str
     start_timeout_s: Callable[[], float]
+    isolate: bool = False
 
     def arguments(self, configuration: Configuration) -> tuple[list[str], dict[str, str]]:
         """Flags after `vllm serve MODEL`, and variables, of one configuration on this engine."""
@@ -53,6 +54,7 @@ class Launchpad:
             drafter=configuration.drafter,
             settings=self._settings(configuration),
             prefix_caching=self._prefix_caching(configuration),
+            isolate=self.isolate,
         )
 
     def _settings(self, configuration: Configuration) -> dict[str, str]:

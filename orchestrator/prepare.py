@@ -161,6 +161,7 @@ def _study(name: str, held: _Held) -> Study:
             logs=held.logs,
             run_id=held.run_id,
             start_timeout_s=lambda: start_bound(memory, key),
+            isolate=plan.slots.isolate,
         ),
     )
 

@@ -18,6 +18,7 @@ from .compare_text import attributed_text, compared_text
 from .errors import PlanError
 from .export import as_line, launches_said, serving
 from .library import Shelf
+from .neighbours import neighbours_said
 from .peak import Peak
 from .peak_factors import Attributed, Ends, attributed
 from .plan import TuningPlan
@@ -75,6 +76,7 @@ def build_report(shelves: Sequence[Shelf], plan: TuningPlan | None) -> Report:
     first = order[0].opened
     peaks = peaks_of(order[-1])
     metric = next(iter(peaks.values())).target.metric
+    everything = [record for shelf in order for record in shelf.records]
     moves = tuple(compare(old, new, plan) for old, new in pairwise(order))
     effects = tuple(_effects(order, plan)) if len(order) > 1 else ()
     return Report(
@@ -83,7 +85,11 @@ def build_report(shelves: Sequence[Shelf], plan: TuningPlan | None) -> Report:
         machine=first.machine,
         simulated=any("simulated" in shelf.opened.fingerprint.items.get("vllm", "") for shelf in order),
         at=max(shelf.closed.at for shelf in order if shelf.closed),
-        answers=tuple(_answer(shelf, peak, plan) for shelf in order[::-1] for peak in peaks_of(shelf).values()),
+        answers=tuple(
+            _answer(shelf, peak, plan, neighbours_said(shelf.records, everything, peak.target.metric))
+            for shelf in order[::-1]
+            for peak in peaks_of(shelf).values()
+        ),
         moves=moves,
         effects=effects,
         charts=tuple(charts_of(have, plan, effects)),
@@ -114,7 +120,7 @@ def _effects(order: Sequence[Shelf], plan: TuningPlan | None) -> Iterator[Attrib
                 yield found
 
 
-def _answer(shelf: Shelf, peak: Peak, plan: TuningPlan | None) -> Answer:
+def _answer(shelf: Shelf, peak: Peak, plan: TuningPlan | None, neighbours: str) -> Answer:
     try:
         command = as_line(serving(shelf, peak, plan))
     except (PlanError, IndexError, ValueError) as error:
@@ -145,7 +151,7 @@ def _answer(shelf: Shelf, peak: Peak, plan: TuningPlan | None) -> Answer:
         command=command,
         better=better,
         sure=sure,
-        evidence=evidence + (f"; behind it: {'; '.join(behind)}." if behind else "."),
+        evidence=" ".join([evidence + (f"; behind it: {'; '.join(behind)}." if behind else "."), neighbours]).strip(),
         advice=(shelf.closed.facts if shelf.closed else {}).get(f"advice.{peak.target.name}", ""),
     )
 

@@ -164,6 +164,8 @@ def tune_plan(
             wanted = plan.model_copy(update={"engines": (scope.engine,)}) if scope else plan
             studies = prepare_studies(wanted, logs=journal.directory / "trials", memory=memory, progress=progress)
             studies = scope.studies(studies) if scope else studies
+            if isinstance(held, RaySlots):
+                held.engines = {study.engine: (study.pad.environment, study.stack) for study in studies}
             _open_studies(studies, plan, journal, clock, scope.facts if scope else {})
             memory.send()
             counted = [one for study in studies[bool(scope) :] for one in memory.of(study.key)]

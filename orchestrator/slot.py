@@ -35,6 +35,7 @@ class LaunchOrder(Frozen):
     drafter: str = "none"
     settings: dict[str, str] = Field(default_factory=dict)
     prefix_caching: bool | None = None
+    isolate: bool = False
 
 
 class LaunchReport(Frozen):

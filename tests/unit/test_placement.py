@@ -73,5 +73,5 @@ def test_a_slot_must_hold_the_largest_configuration_of_the_space() -> None:
     knob = {"flag": "--tensor-parallel-size", "choices": [1, 2], "default": 1, "says": "Ranks."}
     space = {"space": {"tensor_parallel_size": knob}, "serve": {"pipeline_parallel_size": 2}}
     assert plan(**space, slots={"gpus": 4}).slots.gpus == 4
-    with pytest.raises(ValidationError, match="is 2, and a configuration takes 4 .tensor_parallel_size 2, pipeline"):
+    with pytest.raises(ValidationError, match=r"is 2, and a configuration takes 4 .tensor_parallel_size 2, pipeline"):
         plan(**space, slots={"gpus": 2})

@@ -80,6 +80,8 @@ class Connection(asyncio.Protocol):
             self.whole(401, {"error": {"message": "invalid api key"}})
         elif path == "/v1/models":
             self.whole(200, {"data": [{"id": truth.model, "max_model_len": 2048}]})
+        elif path.strip("/") == "health":
+            self.whole(200, "")
         elif path == "/version":
             self.whole(200, {"version": truth.version})
         elif path == "/metrics" and not lies.get("no_metrics"):
@@ -134,7 +136,8 @@ class Stream:
     def __init__(self, connection: Connection, asked: dict, chat: bool) -> None:
         self.to, self.asked, self.chat = connection, asked, chat
         self.truth, self.counts, self.lies = connection.truth, connection.counts, connection.truth.lies
-        self.prompt = json.dumps(asked["messages"]) if chat else asked["prompt"]
+        prompt = json.dumps(asked["messages"]) if chat else asked["prompt"]
+        self.prompt = prompt[0] if isinstance(prompt, list) else prompt
         self.words = self.prompt.split()
         self.sent = self.index = 0
         length = int(asked.get("max_tokens", 16))
@@ -243,7 +246,9 @@ class Stream:
         if self.lies.get("stream_error") and self.sent > 2:
             self.chunk(b'data: {"error": {"message": "EngineDeadError", "code": 500}}\n\n')
             return
-        body = {"choices": [{"index": 0, **choice, "finish_reason": finish}], "stamp": STAMP.decode()}
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        choices = [{"index": 0, **choice, "finish_reason": finish}]
+        body = {"object": kind, "choices": choices, "stamp": STAMP.decode()}
         self.chunk(b"data: " + json.dumps(body).encode() + b"\n\n")
 
     def chunk(self, data: bytes) -> None:

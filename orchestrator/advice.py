@@ -76,7 +76,7 @@ def advise(
         old_stack=f"{old.engine} {old.stack.key}",
         new_stack=f"{new.engine} {new.stack.key}",
         verdict=shift.verdict,
-        do=_do(found, kept, whole, change, moved=moved, in_place=in_place),
+        do=_do(found, kept, whole, moved=moved, in_place=in_place),
         sure=_sure(before, known, whole, verdict, most),
         regression=found,
         most=most,
@@ -126,8 +126,7 @@ def _words(study: Study, one: Configuration) -> Mapping[str, str]:
 
 
 def _do(
-    found: Regression, kept: Comparison | None, whole: Comparison | None, change: Sequence[str], *,
-    moved: bool, in_place: bool,
+    found: Regression, kept: Comparison | None, whole: Comparison | None, *, moved: bool, in_place: bool
 ) -> str:  # fmt: skip
     if whole is None:
         return "do not upgrade: nothing could be measured there"
@@ -139,20 +138,22 @@ def _do(
     head = "" if in_place else "upgrade; " if found == "ruled out" else "upgrade if something else asks for it; "
     doubt = "" if found == "ruled out" else f"; whether it got slower cannot be told ({_percent(whole, spread=True)})"
     if moved:
-        return f"{head}change the serve command ({', '.join(change)}): {same}, {_percent(whole)} at the new peak{doubt}"
+        return f"{head}change the serve command: {same}, {_percent(whole)} at the new peak{doubt}"
     return f"{head}keep the settings: {same}{doubt}"
 
 
 def _percent(found: Comparison, *, spread: bool = False) -> str:
-    low, middle, high = (f"{ratio - 1:+.0%}" for ratio in (found.low, found.ratio, found.high))
-    return f"{low} to {high}" if spread else middle.replace("+0%", "0%").replace("-0%", "0%").replace("%", " %")
+    if spread:
+        return f"{found.low - 1:+.1%} to {found.high - 1:+.1%}".replace("%", " %")
+    return f"{found.ratio - 1:+.0%}".replace("+0%", "0%").replace("-0%", "0%").replace("%", " %")
 
 
 def _sure(before: Peak, known: Candidate, whole: Comparison | None, verdict: Verdict, most: float) -> str:
     shift = verdict.shift
     said = f"launches differ by {shift.noise.sd:.1%} from one to the next"
     if whole is not None:
-        said = f"best there over the old peak {_percent(whole, spread=True)} (95 %; {most:.0%} would count); {said}"
+        counts = f"95 % interval; a loss of {most:.0%} would count"
+        said = f"best there over the old peak {_percent(whole, spread=True)} ({counts}); {said}"
     said += f"; {len(known.evidence)} launches of the old peak on the old stack"
     if verdict.peak is not None:
         said += f", {verdict.peak.estimate.launches} of the best on the new"
@@ -173,7 +174,7 @@ def advice_text(one: Advice) -> str:
         ("old peak", f"{one.old_peak}: {value(one.old_value)} on the old stack"),
         ("there", f"the same settings: {value(one.kept_value)}" if one.kept_value else "the old settings do not run"),
         ("best there", f"{one.new_peak}: {value(one.new_value)}" if one.new_value else "nothing was measured"),
-        *(("change", change) for change in one.change),
+        *(("if anyway" if one.regression == "shown" else "change", change) for change in one.change),
     ]
     for name, said in rows:
         lines += wrap(f"{name + ':':12}{said}", WIDTH, initial_indent="  ", subsequent_indent=" " * 14)

@@ -256,7 +256,8 @@ def _close_studies(studies: Sequence[Study], outcome: Outcome, journal: Journal,
         facts |= _shift_facts(study, studies, outcome.shifts)
         for one in outcome.advice:
             if one.engine == study.engine:
-                facts |= {f"shift.{one.target}": one.verdict, f"advice.{one.target}": f"{one.do}. {one.sure}"}
+                told = "; ".join([one.do, *one.change, one.sure])
+                facts |= {f"shift.{one.target}": one.verdict, f"advice.{one.target}": told}
         audited = audit_peaks(study, peaks, journal.records(study.key), journal.directory / "audits")
         closed = StudyClosed(
             study=study.key,

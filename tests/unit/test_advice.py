@@ -116,13 +116,14 @@ def test_where_both_lost_it_says_not_to_upgrade_and_how_much_at_either_peak() ->
     found = told(HILL, {k: v * (0.62 if k == 2 else 0.76) for k, v in HILL.items()}, 1)
     assert found.do.startswith("do not upgrade: -3")
     assert "at the old settings, -3" in found.do
-    assert "95 %; 3% would count" in found.sure
+    assert "95 % interval; a loss of 3% would count" in found.sure
+    assert "if anyway:" in advice_text(found)
 
 
 def test_where_the_peak_moved_it_says_what_to_change_in_the_serve_command() -> None:
     found = told(HILL, {0: 100.0, 2: 150.0, 4: 190.0, 8: 160.0}, 1)
     assert found.verdict == "peak moved"
-    assert found.do.startswith("upgrade; change the serve command (--speculative-config: ")
+    assert found.do.startswith("upgrade; change the serve command: +")
     (change,) = found.change
     was, now = (json.loads(text) for text in change.removeprefix("--speculative-config: ").split(" -> "))
     assert (was["num_speculative_tokens"], now["num_speculative_tokens"]) == (2, 4)

@@ -27,6 +27,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,7 +125,7 @@ class Place:
         os.dup2(log, 1), os.dup2(log, 2)
         if self.mode == "local":
             slots = LocalSlots(1, make=LocalSlot)
-            cli_study.tune_plan = lambda plan, address: session.tune_plan(plan, address=address, slots=slots)
+            cli_study.tune_plan = partial(session.tune_plan, slots=slots)
         code = 70
         try:
             repeak(["tune", str(self.home / "plan.yaml")])

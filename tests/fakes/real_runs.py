@@ -58,12 +58,23 @@ def wait_for(process: subprocess.Popen[str], what: str, within_s: float = 1200.0
     raise AssertionError(f"{what!r} never came; it said:\n{seen}")
 
 
+def wait_for_engine(place: Path, within_s: float = 120.0) -> None:
+    """Until a process of an engine runs, be it ready or not."""
+    deadline = time.monotonic() + within_s
+    while not any(cookie_holders(one) for one in cookies(place) if not one.startswith("preflight")):
+        assert time.monotonic() < deadline, "no engine was started"
+        select.select([], [], [], 0.25)
+
+
+def cookies(place: Path) -> list[str]:
+    return [entry.cookie for file in (place / "running").glob("*.json") if (entry := read(file))]
+
+
 def engines_left(place: Path, within_s: float = 20.0) -> list[int]:
     """Pids that still carry a cookie of this place once the time is over."""
-    cookies = [entry.cookie for file in (place / "running").glob("*.json") if (entry := read(file))]
-    deadline = time.monotonic() + within_s
-    left = [who.pid for cookie in cookies for who in cookie_holders(cookie)]
+    known, deadline = cookies(place), time.monotonic() + within_s
+    left = [who.pid for cookie in known for who in cookie_holders(cookie)]
     while left and time.monotonic() < deadline:
         select.select([], [], [], 0.25)
-        left = [who.pid for cookie in cookies for who in cookie_holders(cookie)]
+        left = [who.pid for cookie in known for who in cookie_holders(cookie)]
     return left

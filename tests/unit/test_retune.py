@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +13,6 @@ from benchmarks.simulated_world import RULE, TARGET, Case, World
 from orchestrator.retune import next_step
 from orchestrator.retune_view import FAST, THOROUGH, Effort, Frame, Seen, Step, Verdict, seen
 from orchestrator.simulated_spec import Noise
-from trackers.entries import TrialStarted
-from trackers.journal import Journal
 from trackers.records import Role, TrialRecord
 
 QUIET = Noise(launch_sd=0.004, window_sd=0.001)
@@ -132,32 +129,6 @@ def test_seats_beyond_the_requests_in_flight_and_less_room_are_not_worth_a_launc
     for record in world.records:
         assert record.configuration.values["gpu_memory_utilization"] >= peak["gpu_memory_utilization"]  # type: ignore[operator]
         assert record.configuration.values["max_num_seqs"] == peak["max_num_seqs"]
-
-
-# Stopped anywhere, it goes on to the same verdict.
-
-
-@pytest.mark.parametrize("move", ["drafter_flip", "act_cliff"])
-def test_killed_after_any_launch_it_resumes_from_the_journal_to_the_same_verdict(move: str, tmp_path: Path) -> None:
-    one = case(move)
-    whole, world = retuned(one)
-    for cut in range(len(world.records)):
-        again = one.world("new")
-        for record in world.records[:cut]:
-            again.launch(record.configuration, record.role)
-        again.records = _through_a_journal(tmp_path / str(cut), again.records)
-        *_, verdict = steps(one, again, frame_of(one, again, FAST))
-        assert verdict == whole, f"killed after {cut} launches"
-
-
-def _through_a_journal(folder: Path, records: list[TrialRecord]) -> list[TrialRecord]:
-    """As the next run reads them, with the trial that the death interrupted closed as lost."""
-    with Journal(folder) as journal:
-        for record in records:
-            journal.begin(TrialStarted(**{name: getattr(record, name) for name in TrialStarted.model_fields}))
-            journal.trial(record)
-    with Journal(folder) as journal:
-        return journal.records()
 
 
 @pytest.mark.parametrize("state", ["interrupted", "lost"])

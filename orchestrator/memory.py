@@ -31,9 +31,12 @@ class Memory:
         self._lock, self._sending = threading.RLock(), threading.Lock()
         self._records: dict[str, list[TrialRecord]] = {}
         self._taken: dict[str, int] = {}
+        self._alike: dict[tuple[str, str], list[TrialRecord]] = {}
+        # Configurations that were launched more than once: what the launch noise is read from, at every estimate.
+        self._repeated: dict[tuple[str, str], list[TrialRecord]] = {}
         self.outage = False
         for record in journal.records():
-            self._records.setdefault(record.study, []).append(record)
+            self._file(record)
 
     def of(self, study: str) -> list[TrialRecord]:
         with self._lock:
@@ -67,7 +70,7 @@ class Memory:
         """On disk before anything else hears of it."""
         with self._lock:
             self._journal.trial(record)
-            self._records.setdefault(record.study, []).append(record)
+            self._file(record)
         if not self.outage:
             self.send()
 
@@ -91,12 +94,20 @@ class Memory:
 
         `but` names the configuration about to be judged with it, which must not hide its own disagreement.
         """
-        groups: dict[tuple[str, str], list[float]] = {}
-        for record in self.all():
-            if record.state == "measured" and record.configuration.key != but:
-                means = launch_means(record, workload, metric, precision.rule())
-                groups.setdefault((record.study, record.configuration.key), []).extend(means)
-        return pooled(precision.launch_noise, [group for group in groups.values() if len(group) > 1])
+        with self._lock:
+            repeated = [list(group) for (_, key), group in self._repeated.items() if key != but]
+        rule = precision.rule()
+        groups = [[mean for one in group for mean in launch_means(one, workload, metric, rule)] for group in repeated]
+        return pooled(precision.launch_noise, [group for group in groups if len(group) > 1])
+
+    def _file(self, record: TrialRecord) -> None:
+        self._records.setdefault(record.study, []).append(record)
+        if record.state == "measured":
+            at = record.study, record.configuration.key
+            group = self._alike.setdefault(at, [])
+            group.append(record)
+            if sum(len(one.launches) for one in group) > 1:
+                self._repeated[at] = group
 
 
 def launch_means(record: TrialRecord, workload: str, metric: str, rule: StabilityRule) -> list[float]:

@@ -15,6 +15,8 @@ from trackers.records import Check, Failure, Launch, Measurement, StackFingerpri
 
 from .engine_environment import EngineEnvironment, EnvironmentRequest
 from .errors import ClusterError, EnvironmentBroken, Interrupted, RepeakError, SlotLost
+from .home import home
+from .janitor import sweep
 from .local_slot import LocalSlot
 from .node_environment import elsewhere, settle
 from .placement import check_places, nodes_of
@@ -39,6 +41,8 @@ class _EngineActor:
     def __init__(self, engine: str) -> None:
         import ray  # noqa: PLC0415 - a worker process pays for it, the driver's start does not
 
+        # What a worker that was killed left on these GPUs is gone before anything is placed there.
+        sweep(home() / "running")
         gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids())
         self._slot = LocalSlot(engine, gpus=gpus)
         self._node = str(ray.get_runtime_context().get_node_id())
@@ -209,7 +213,7 @@ class RaySlots:
             ray.shutdown()
             self._started = False
 
-    def _make(self, engine: str) -> Any:
+    def _make(self, engine: str, *, again: bool = False) -> Any:
         import ray  # noqa: PLC0415
 
         wanted = self._wanted
@@ -234,6 +238,8 @@ class RaySlots:
                 f"The cluster has {have.get('GPU', 0):.0f} GPU(s); lower slots.gpus or free some.",
             ) from None
         except ray.exceptions.RayError as error:
+            if not again:  # it may have been placed on a node that was just dying
+                return self._make(engine, again=True)
             raise SlotLost(f"An engine slot could not start: {type(error).__name__}: {error}") from error
         node = ray.get(actor.node.remote(), timeout=_READY_TIMEOUT_S)
         if engine in self.engines and node != ray.get_runtime_context().get_node_id():

@@ -285,7 +285,8 @@ class EngineServer:
         """Classify from the log and from what was seen from outside."""
         events = self._watched.events if self._watched else {}
         text = read_ends(self.log_path, LOG_HEAD_BYTES, LOG_TAIL_BYTES)
-        if kernel_oom_kills() > self._oom_kills:
+        kernel_killed = kernel_oom_kills() > self._oom_kills
+        if kernel_killed:
             text = f"repeak: the kernel ended a process of this machine for lack of memory\n{text}"
         if "failed" in events:
             note = f"cannot start {events['failed']['error']}"
@@ -296,6 +297,7 @@ class EngineServer:
             events.get("exited", {}).get("code"),
             phase="load" if self._answered else "start",
             timed_out=timed_out,
+            kernel_killed=kernel_killed,
         )
         said = f"It said: {found.evidence}\n  " if found.evidence else ""
         return EngineFailed(found.message, f"{said}Log: {self.log_path}")

@@ -33,6 +33,7 @@ CAUSES: dict[str, Cause] = {
     "out_of_memory_host": Cause(
         "infeasible", "The engine ended without a word, as when the kernel is out of host memory"
     ),
+    "killed": Cause("transient", "Somebody ended a process of the engine, and it was not for lack of memory"),
     "kv_below_max_model_len": Cause("infeasible", "The KV cache cannot hold one request of max_model_len"),
     "draft_slots_over_budget": Cause("infeasible", "The draft slots leave no room in max_num_batched_tokens"),
     "batch_below_seqs": Cause("infeasible", "max_num_batched_tokens is below max_num_seqs"),
@@ -121,7 +122,7 @@ TABLE: tuple[tuple[str, str], ...] = (
         "bad_value",
         r"[Aa]sync scheduling|cudagraph|CUDA graphs|Adaptive verification|Model Runner V\d does not",
     ),
-    ("out_of_memory_host", r"repeak: the kernel ended"),
+    ("out_of_memory_host", r"repeak: the kernel ended a process"),
 )
 PATTERNS = tuple((cause, re.compile(pattern)) for cause, pattern in TABLE)
 

@@ -14,7 +14,7 @@ __all__ = ["classify", "clean", "redact"]
 
 EVIDENCE_CHARS = 300
 # What may be named of a death under load; the rest of the table is about starting.
-WHILE_SERVING = {"out_of_memory_load", "out_of_memory_host", "disk_full_log", "illegal_instruction"}
+WHILE_SERVING = {"killed", "out_of_memory_load", "out_of_memory_host", "disk_full_log", "illegal_instruction"}
 
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 PREFIX = re.compile(r"^\([^()]* pid=\d+\)(?: |$)")
@@ -58,7 +58,12 @@ def clean(line: str) -> tuple[str, str]:
 
 
 def classify(
-    log_text: str, exit_code: int | None, *, phase: Literal["start", "load"], timed_out: bool = False
+    log_text: str,
+    exit_code: int | None,
+    *,
+    phase: Literal["start", "load"],
+    timed_out: bool = False,
+    kernel_killed: bool | None = None,
 ) -> Failure:
     """Name the root cause of a start that failed, or of a death under load, from the log and the exit code.
 
@@ -67,6 +72,7 @@ def classify(
         exit_code: As the process gave it, negative for a signal; None where it still ran or nobody knows.
         phase: `load` once the server had answered /health.
         timed_out: The time to start ran out and the engine had to be ended.
+        kernel_killed: Whether the kernel ended a process for lack of memory meanwhile; None where nobody looked.
     """
     lines = error_lines(log_text)
     for number, text in reversed(lines):
@@ -78,11 +84,15 @@ def classify(
                 continue
             if cause == "out_of_memory":
                 cause = memory_stage(log_text, number, phase)  # noqa: PLW2901
+            if kernel_killed is False and match.group().startswith("Failed core") and match.group().endswith("-9"):
+                cause = "killed"  # noqa: PLW2901
             if phase == "start" or cause in WHILE_SERVING:
                 return failure(cause, text, exit_code, match)
     roots = [text for _, text in lines if not ECHO.search(text)]
     notes = [text for _, text in lines if text.startswith("repeak: ")]
     cause, seen = without_pattern(log_text, exit_code, phase, timed_out=timed_out, silent=not roots)
+    if kernel_killed is False and exit_code in {-9, 137} and not timed_out:
+        cause = "killed"
     return failure(cause, (roots or notes or [seen])[-1], exit_code, None)
 
 

@@ -323,7 +323,7 @@ def test_a_leader_killed_from_outside_leaves_nothing_behind(bench: Bench) -> Non
         assert eventually(bench.gone)
         failure = server.failure()
         assert failure is not None
-        assert (failure.cause, failure.exit_code) == ("crashed_under_load", -signal.SIGKILL)
+        assert (failure.cause, failure.exit_code) == ("killed", -signal.SIGKILL)
 
 
 def test_a_watchdog_killed_from_outside_is_replaced_by_its_owner(bench: Bench) -> None:

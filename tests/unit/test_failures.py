@@ -200,6 +200,15 @@ def test_an_empty_log_is_told_by_its_exit_code() -> None:
     assert classify("", 3, phase="start").evidence == "exit code 3"
 
 
+@pytest.mark.parametrize("phase", ["start", "load"])
+def test_a_kill_that_was_not_the_kernels_says_nothing_of_the_configuration(phase: str) -> None:
+    found = classify("", -9, phase=phase, kernel_killed=False)
+    assert (found.cause, found.kind) == ("killed", "transient")
+    assert classify("", -9, phase="start", kernel_killed=True).cause == "out_of_memory_host"
+    core = classify(CORE % -9, 1, phase="start", kernel_killed=False)
+    assert (core.cause, core.kind) == ("killed", "transient")
+
+
 def test_time_that_ran_out_yields_to_a_cause_the_log_names() -> None:
     note = "repeak: not ready after 600 s; last: Auto-fit max_model_len is at work"
     slow = classify(note, None, phase="start", timed_out=True)

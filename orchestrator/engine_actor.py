@@ -232,6 +232,8 @@ class RaySlots:
             ray.get(actor.status.options(concurrency_group="ctl").remote(), timeout=_READY_TIMEOUT_S)
         except ray.exceptions.GetTimeoutError:
             ray.kill(actor)
+            if not again and self._pool.spare():  # fewer places than slots: a node died
+                return self._make(engine, again=True)
             have = ray.cluster_resources()
             raise ClusterError(
                 f"No place for an engine slot with {wanted.gpus} GPU(s) within {_READY_TIMEOUT_S:.0f} s.",

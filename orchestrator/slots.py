@@ -81,6 +81,14 @@ class SlotPool(Generic[Worker]):
         with self._lock:
             return [worker for _, worker in [*self.busy, *self._idle]]
 
+    def spare(self) -> bool:
+        """Give an idle worker's place to somebody else; False where there is none."""
+        with self._lock:
+            idle = self._idle.pop(0) if self._idle else None
+        if idle is not None:
+            self._drop(idle[1])
+        return idle is not None
+
     def close(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []

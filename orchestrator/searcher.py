@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import (
     BaseDistribution,
@@ -69,20 +70,24 @@ class Searcher:
         """The next configuration that has not been told yet; None when the space is used up.
 
         A sampler that proposes what is known `tries` times over has converged: then one knob is moved from
-        the best, and at last the rest of the space is gone through in its own order. What is to be avoided is
-        proposed only where nothing else is left.
+        the best, and at last the rest of the space is gone through. One that insists on what is to be avoided
+        has not: then anything else is drawn, for a climb from the best would end on the first hill. What is to
+        be avoided is proposed only where nothing else is left.
         """
         while self._queue:
             configuration = self._queue.pop(0)
             if configuration.key not in self._told:
                 return self._ask_for(configuration)
+        insists = False
         for _ in range(tries):
             proposed = self._ask_once()
-            if proposed.key not in self._told and self._space.contains(proposed) and not avoid(proposed):
-                return proposed
+            if proposed.key not in self._told and self._space.contains(proposed):
+                if not avoid(proposed):
+                    return proposed
+                insists = True
             self._study.tell(self._asked.pop(proposed.key), state=TrialState.FAIL)
         for wary in (True, False):
-            for candidate in self._around_the_best():
+            for candidate in self._drawn() if insists else self._around_the_best():
                 if candidate.key not in self._told and not (wary and avoid(candidate)):
                     return self._ask_for(candidate)
         return None
@@ -115,6 +120,11 @@ class Searcher:
         if measured:
             yield from self._space.neighbours(max(measured, key=lambda pair: pair[0])[1])
         yield from self._space.enumerate(limit=_LISTED)
+
+    def _drawn(self) -> list[Configuration]:
+        """The space in an order of chance, the same one after a restart."""
+        listed = list(self._space.enumerate(limit=_LISTED))
+        return [listed[at] for at in np.random.default_rng(len(self._told)).permutation(len(listed))]
 
     def _ask_for(self, configuration: Configuration) -> Configuration:
         """A configuration of our own choice, on record as asked; outside the space it stands beside it."""

@@ -229,7 +229,7 @@ def _open_studies(
         if study.key in known:
             continue
         environment = study.pad.environment.directory
-        lock = environment / "requirements.lock" if environment else None
+        lock = environment / "lock.txt" if environment else None
         journal.study(
             StudyOpened(
                 study=study.key,

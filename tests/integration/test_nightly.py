@@ -115,11 +115,13 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterat
     """One home with a peak on 0.27.1, which every test copies, and the index it came from."""
     home = tmp_path_factory.mktemp("tuned")
     shutil.copyfile(empty_store, home / "mlflow.db")
-    with served(tmp_path_factory.mktemp("index")) as index, pytest.MonkeyPatch.context() as patch:
-        index.gains("0.27.1")
-        settle(patch, home, index)
-        (home / "plan.yaml").write_text(PLAN)
-        tune_plan(load_plan(home / "plan.yaml"), slots=OneSlot(Engine({})))
+    with served(tmp_path_factory.mktemp("index")) as index:
+        # Undone before anything else runs: a session outlives the tests of this file.
+        with pytest.MonkeyPatch.context() as patch:
+            index.gains("0.27.1")
+            settle(patch, home, index)
+            (home / "plan.yaml").write_text(PLAN)
+            tune_plan(load_plan(home / "plan.yaml"), slots=OneSlot(Engine({})))
         yield home, index
 
 

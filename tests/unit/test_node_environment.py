@@ -14,7 +14,7 @@ from orchestrator.fingerprint import host_items
 from orchestrator.interpreters import probe_interpreter
 from orchestrator.node_environment import elsewhere, settle
 
-SILENT = lambda _: None  # noqa: E731
+SILENT = lambda _: None
 
 
 @pytest.fixture

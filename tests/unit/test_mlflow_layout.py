@@ -251,3 +251,11 @@ def test_a_closing_gives_verdict_and_peak() -> None:
 @given(st.text(max_size=300))
 def test_an_id_can_stand_in_a_filter(text: str) -> None:
     assert re.fullmatch(r"[\w.:-]+", uid_of(text), re.ASCII)
+
+
+def test_charts_open_with_what_matters() -> None:
+    values = {"drafter": "ngram", "k": 4, "drafter.prompt_lookup_max": 4, "max_num_seqs": 8}
+    run = trial_run(trial(configuration=Configuration(values=values)), str)
+    assert run.metrics[0].key == "edit.decode_tok_s"
+    assert sorted(run.params)[:3] == ["drafter", "k", "max_num_seqs"]
+    assert run.params["speculative_config.prompt_lookup_max"] == "4"

@@ -23,6 +23,8 @@ from .study import AGAIN, Bench, Study, attempt, search, search_trials
 
 __all__ = ["Outcome", "conclude", "launch_bounds", "run_studies"]
 
+_ROUNDS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -44,8 +46,14 @@ def run_studies(studies: Sequence[Study], bench: Bench) -> Outcome:
     With everything measured already it only reads: no slot is leased, so no Ray starts.
     """
     ended = _search_all(studies, bench)
-    _finals(studies, bench)
-    return conclude(studies, bench.plan, bench.memory, ended)
+    for turn in range(_ROUNDS):
+        # Where none holds that was launched afresh, those set aside make room for the next ones.
+        _finals(studies, bench, again=turn > 0)
+        outcome = conclude(studies, bench.plan, bench.memory, ended)
+        peaks = [peak for by_target in outcome.peaks.values() for peak in by_target.values()]
+        if all(peak.confirmed for peak in peaks) or bench.budget.spent():
+            break
+    return outcome
 
 
 def conclude(
@@ -70,7 +78,7 @@ def launch_bounds(plan: TuningPlan, studies: Sequence[Study]) -> tuple[int, int]
         share = _share(plan, len(studies))
         wanted += min(share, size) if size is not None else share
     rule = plan.precision.rule()
-    most = (wanted + finals * len(studies)) * max(1, rule.max_launches)
+    most = (wanted + _ROUNDS * finals * len(studies)) * max(1, rule.max_launches)
     least = (wanted + len(studies) * plan.finalists.launches) * rule.min_launches
     limit = plan.budget.launches
     return (min(least, limit), min(most, limit)) if limit else (least, most)
@@ -108,12 +116,17 @@ def _finalists_at_most(plan: TuningPlan) -> int:
     return plan.finalists.count + (1 if plan.incumbent else 0)
 
 
-def _finals(studies: Sequence[Study], bench: Bench) -> None:
-    """Launch every engine's finalists afresh, there and back, the engines taking turns: drift falls on all."""
+def _finals(studies: Sequence[Study], bench: Bench, *, again: bool) -> None:
+    """Launch every engine's finalists afresh, there and back, the engines taking turns: drift falls on all.
+
+    `again` leaves out what was set aside when it was launched afresh.
+    """
     plan = bench.plan
     orders = []
     for study in studies:
-        boards = _boards(search_trials(bench.memory.of(study.key)), plan)
+        records = bench.memory.of(study.key)
+        aside = {one.configuration for _, field in _boards(records, plan) for one in field if one.veto and again}
+        boards = _boards([one for one in search_trials(records) if one.configuration not in aside], plan)
         chosen = contenders(boards, plan.precision.zone, plan.finalists.count, study.incumbent)
         orders.append([(study, one) for one in finalist_order(chosen, plan.finalists.launches)])
     done: dict[tuple[str, Configuration], int] = {}

@@ -1,0 +1,92 @@
+"""Tune: what is launched afresh, and what happens to a finalist that does not hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scripted_slot import OneSlot, ScriptedSlot
+
+from orchestrator.budget import Budget
+from orchestrator.clock import SystemClock
+from orchestrator.engine_environment import EngineEnvironment
+from orchestrator.memory import Memory
+from orchestrator.orders import Launchpad
+from orchestrator.plan import TuningPlan
+from orchestrator.progress import PlainProgress
+from orchestrator.slot import LaunchOrder
+from orchestrator.study import Bench, Study
+from orchestrator.tune import Outcome, run_studies
+from orchestrator.workload import Workload
+from search_spaces.feasibility import KnownFacts
+from trackers.journal import Journal
+from trackers.records import StackFingerprint
+
+SPEED = {0: 50.0, 4: 100.0, 8: 120.0}
+DRIFT = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]
+
+
+def tuned(place: Path, drifts_afresh: int | None, launches: int = 30) -> tuple[Outcome, list[int]]:
+    """The outcome, and the k of each launch; the one named drifts from its second launch on."""
+    plan = TuningPlan.model_validate(
+        {
+            "name": "p", "model": {"id": "m"}, "engines": ["vllm==0.30.0"],
+            "workloads": [{"name": "edit", "kind": "edit"}],
+            "space": {"drafter": {"none": {}, "mtp": {"k": [4, 8]}}},
+            "precision": {"relative": "2%", "min_windows": 4, "max_windows": 6, "launch_noise": "1%"},
+            "finalists": {"count": 1, "launches": 1}, "budget": {"launches": launches},
+        }
+    )  # fmt: skip
+    seen: list[int] = []
+
+    def speed(order: LaunchOrder, _: Workload, window: int) -> float:
+        k = (
+            8
+            if "8" in " ".join(order.args).partition("num_speculative_tokens")[2]
+            else 4
+            if order.drafter != "none"
+            else 0
+        )
+        if window == 0:
+            seen.append(k)
+        drifting = k == drifts_afresh and seen.count(k) > 1
+        return SPEED[k] * (DRIFT[window] if drifting else 1 + window % 2 / 1000)
+
+    environment = EngineEnvironment(
+        key="k", requirement="vllm==0.30.0", version="0.30.0", python=Path("python"), directory=None,
+        flavour="other", lock_sha256="", packages={}, adopted=True,
+    )  # fmt: skip
+    pad = Launchpad(
+        environment=environment, space=plan.space, model="m", serve={}, env={}, bfloat16=False, logs=place,
+        run_id="r", start_timeout_s=lambda: 1.0,
+    )  # fmt: skip
+    study = Study(
+        engine="e", key="s", stack=StackFingerprint(items={"vllm": "0.30.0"}), space=plan.space, pad=pad,
+        facts=KnownFacts(),
+    )  # fmt: skip
+    with Journal(place / "journal") as journal:
+        memory = Memory(journal, None, print)
+        clock = SystemClock()
+        budget = Budget(launches=launches, time_s=None, before=(), clock=clock)
+        quiet = PlainProgress(lambda _: None)
+        slots = OneSlot(ScriptedSlot(speed))
+        bench = Bench(plan=plan, slots=slots, memory=memory, budget=budget, clock=clock, progress=quiet)
+        return run_studies([study], bench), seen
+
+
+def test_a_finalist_that_holds_is_the_peak_after_one_fresh_launch(tmp_path: Path) -> None:
+    outcome, seen = tuned(tmp_path, None)
+    peak = outcome.peaks["e"]["edit"]
+    assert (peak.configuration.k, peak.confirmed, len(seen)) == (8, True, 4)
+
+
+def test_a_finalist_that_is_set_aside_makes_room_for_the_next_one(tmp_path: Path) -> None:
+    outcome, seen = tuned(tmp_path, 8)
+    peak = outcome.peaks["e"]["edit"]
+    assert (peak.configuration.k, peak.confirmed) == (4, True)
+    assert seen[3:] == [8, 4]
+    assert "drifting" in next(iter(peak.set_aside.values()))
+
+
+def test_a_budget_that_is_used_up_leaves_it_unconfirmed(tmp_path: Path) -> None:
+    outcome, seen = tuned(tmp_path, 8, launches=4)
+    assert (outcome.peaks["e"]["edit"].confirmed, len(seen)) == (False, 4)

@@ -84,7 +84,7 @@ def tools(asked: _Asked) -> Verdict:
 
 def greedy_repeats(asked: _Asked) -> Verdict:
     """The same greedy prompt twice in one launch gives the same bytes: a proof of every launch, no gate."""
-    workload = Workload(name="gate", kind="generate", output_tokens=16, prompt_tokens=min(128, asked.length // 4))
+    workload = Workload(name="gate", kind="generate", output_tokens=8, prompt_tokens=min(128, asked.length // 4))
     check = repeat_greedy(asked.url, workload, model=asked.model, api_key=asked.api_key, timeout_s=asked.timeout_s)
     return check.passed, check.detail
 

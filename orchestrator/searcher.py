@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from .errors import PlanError
 __all__ = ["Searcher"]
 
 _LISTED = 10_000
+_ONE_AT_A_TIME = threading.Lock()
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -57,7 +59,8 @@ class Searcher:
     ) -> None:
         self._space = space
         self._goals, self._seed = goals, seed
-        with warnings.catch_warnings():
+        # What is hushed is hushed for the whole process: two studies at once must not undo each other's.
+        with _ONE_AT_A_TIME, warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._study = optuna.create_study(directions=["maximize"] * goals, sampler=_sampler(sampler, seed, goals))
         self._told: dict[str, tuple[Configuration, Sequence[float] | None]] = {}

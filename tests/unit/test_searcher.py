@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from orchestrator.searcher import Searcher
@@ -88,3 +90,10 @@ def test_what_is_to_be_avoided_is_proposed_last() -> None:
         searcher.tell(choice, [1.0])
     assert sorted(labels[:2]) == ["ngram k=16", "none"]
     assert sorted(labels[2:]) == ["ngram k=2", "ngram k=8"]
+
+
+def test_studies_of_several_threads_do_not_undo_each_others_hushing() -> None:
+    space = make_space()
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda seed: Searcher(space, seed=seed), range(64)))
+    assert len(made) == 64

@@ -95,12 +95,12 @@ def _single_stream(
     served: Served, api_key: str | None, clock: Clock
 ) -> tuple[tuple[Measurement, ...], dict[str, float], MetricsPage | None]:
     """Two windows, as long as a server of this speed can do in seconds, their counters, and the last page."""
-    room, seed = served.max_model_len or 2048, int(clock.time())
+    room, seed, swell = served.max_model_len or 2048, int(clock.time()), 1.0
 
     def window(number: int, prompt: float, output: float, requests: int) -> Measurement:
         workload = Workload(
             name="audit", kind="generate", seed=seed, requests_per_window=requests,
-            prompt_tokens=int(max(8, min(512, room / 4, prompt))),
+            prompt_tokens=int(max(8, min(512, room / 4, prompt) / swell)),
             output_tokens=int(max(2, min(64, room / 4, output))),
         )  # fmt: skip
         return measure_window(
@@ -108,8 +108,10 @@ def _single_stream(
             stall_s=_SECONDS, clock=clock,
         )  # fmt: skip
 
-    window(0, 64, 8, 1)
-    speed = window(1, 64, 8, 1).metrics
+    asked = max(8, min(64, room // 16))
+    # Prompts are sized by words, of which this model's tokenizer may make several tokens.
+    swell = max(1.0, window(0, asked, 8, 1).total_input_tokens / asked)
+    speed = window(1, asked, 8, 1).metrics
     lengths = (2 * speed.get("prefill_tok_s", 256.0), 3 * speed.get("decode_tok_s", 20.0))
     before = read_page(served.url, api_key=api_key)
     windows = (window(2, *lengths, 2), window(3, *lengths, 2))

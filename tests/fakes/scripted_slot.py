@@ -20,6 +20,7 @@ class ScriptedSlot:
         self._values, self._failures = values, failures
         self.order: LaunchOrder | None = None
         self.launched: list[LaunchOrder] = []
+        self.asked: list[str] = []
         self._crash: Failure | None = None
 
     def preflight(self, order: LaunchOrder) -> Failure | None:
@@ -55,6 +56,7 @@ class ScriptedSlot:
         )
 
     def check_gates(self, names: Sequence[str]) -> tuple[Check, ...]:
+        self.asked += names
         return ()
 
     def stop(self) -> Launch | None:

@@ -95,6 +95,8 @@ class Connection(asyncio.Protocol):
             elif asked.get("tools") and truth.tools == "refuse":
                 message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
                 self.whole(400, {"error": {"message": message}})
+            elif lies.get("letters") and len(asked["prompt"]) + asked["max_tokens"] > 2048:
+                self.whole(400, {"error": {"message": "maximum context length is 2048 tokens"}})
             else:
                 Stream(self, asked, chat="chat" in path).start()
         else:
@@ -138,7 +140,8 @@ class Stream:
         self.truth, self.counts, self.lies = connection.truth, connection.counts, connection.truth.lies
         prompt = json.dumps(asked["messages"]) if chat else asked["prompt"]
         self.prompt = prompt[0] if isinstance(prompt, list) else prompt
-        self.words = self.prompt.split()
+        # A tokenizer of single letters makes several tokens of a word.
+        self.words = list(self.prompt) if self.lies.get("letters") else self.prompt.split()
         self.sent = self.index = 0
         length = int(asked.get("max_tokens", 16))
         self.length = min(length, int(self.lies.get("cap", length)))

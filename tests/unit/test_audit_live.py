@@ -44,6 +44,13 @@ def test_a_server_that_tells_little_is_audited_as_far_as_it_goes_and_the_rest_is
     assert "The pool was not measured. The server has 1 running" in said
 
 
+def test_prompts_fit_the_server_whatever_its_tokenizer_makes_of_a_word() -> None:
+    with serving(**QUIET, lies={"letters": True}) as url:
+        facts, _ = facts_from_url(url)
+    assert [window.failed for window in facts.windows] == [0, 0]
+    assert 128 < facts.prompt_tokens < 1024
+
+
 def test_where_there_are_no_counters_nothing_is_compared_with_them() -> None:
     with serving(**QUIET, lies={"no_metrics": True}) as url:
         facts, notes = facts_from_url(url)

@@ -15,7 +15,7 @@ from orchestrator.slot import LaunchOrder
 from orchestrator.stability import StabilityRule
 from orchestrator.trial import TrialPlan, run_trial
 from orchestrator.workload import Workload
-from search_spaces.configuration import Configuration
+from search_spaces.configuration import Configuration, Scalar
 from trackers.records import Check, Failure, Launch, Measurement, StackFingerprint, TrialRecord
 
 EDIT = Workload(name="edit", kind="edit", output_tokens=16)
@@ -45,13 +45,15 @@ def order(launch: int) -> LaunchOrder:
     )  # fmt: skip
 
 
-def run(slot: ScriptedSlot, kept: Kept | None = None, **rule: int) -> TrialRecord:
+def run(
+    slot: ScriptedSlot, kept: Kept | None = None, values: dict[str, Scalar] | None = None, **rule: int
+) -> TrialRecord:
     plan = TrialPlan(
         trial_id="t",
         study="s",
         number=0,
         role="search",
-        configuration=Configuration(values={"drafter": "none"}),
+        configuration=Configuration(values=values or {"drafter": "none"}),
         fingerprint=StackFingerprint(items={"vllm": "1"}),
         workloads=(EDIT, OPEN),
         metric="decode_tok_s",
@@ -106,6 +108,15 @@ def test_a_failed_proof_disproves_the_trial_by_name() -> None:
     record = run(ScriptedSlot(misbehaving(Check(name="cold_prefix", passed=False, detail="3 hits"))))
     assert record.state == "disproved"
     assert record.reason == "cold_prefix: 3 hits"
+
+
+def test_a_launch_is_asked_to_repeat_itself_unless_its_tokens_are_accepted_by_lot() -> None:
+    drafting = {"drafter": "mtp", "k": 2}
+    by_lot = {"drafter.rejection_sample_method": "synthetic", "drafter.synthetic_acceptance_rates": "[0.9, 0.8]"}
+    for values, asked in ((drafting, ["greedy_repeats"]), (drafting | by_lot, [])):
+        slot = ScriptedSlot(steady)
+        run(slot, values=values)
+        assert slot.asked == asked
 
 
 def test_a_window_of_a_starved_client_is_taken_again_and_never_scored() -> None:

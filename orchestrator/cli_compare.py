@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import click
-import httpx
 
 from search_spaces.configuration import Configuration
 from trackers.mlflow_layout import experiment_name, uid_of
@@ -122,7 +121,7 @@ def _link(pair: Sequence[Shelf], found: Compared, ui: str | None) -> str:
     uri = store_uri(plan.tracking.uri if plan else None)
     base = ui or (uri if uri.startswith("http") else f"http://{HOST}:5000")
     experiments: list[str | None] = []
-    with contextlib.suppress(OSError, httpx.HTTPError):
+    with contextlib.suppress(OSError):
         # A look first: making a client takes longer than all the rest.
         socket.create_connection((urlsplit(base).hostname, urlsplit(base).port or 443), 3).close()
         experiments = [find_experiment(base, experiment_name(shelf.opened)) for shelf in pair]

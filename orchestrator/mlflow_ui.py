@@ -11,15 +11,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
-
-import httpx
 
 from trackers.store_uri import with_driver
 
 from .clock import Clock
 from .errors import TrackerError
 from .process_tree import listener_belongs_to
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["compare_link", "experiment_link", "find_experiment", "serve_ui", "ui_command", "ui_environment"]
 
@@ -81,9 +83,14 @@ def serve_ui(
 
 
 def find_experiment(base: str, name: str) -> str | None:
-    """The id of an experiment by name, asked of a server on this machine."""
-    with _local(base) as client:
-        answer = client.get("/api/2.0/mlflow/experiments/get-by-name", params={"experiment_name": name})
+    """The id of an experiment by name, asked of a server on this machine; None where it cannot say."""
+    import httpx  # noqa: PLC0415 - as below
+
+    try:
+        with _local(base) as client:
+            answer = client.get("/api/2.0/mlflow/experiments/get-by-name", params={"experiment_name": name})
+    except httpx.HTTPError:
+        return None
     return str(answer.json()["experiment"]["experiment_id"]) if answer.is_success else None
 
 
@@ -102,11 +109,15 @@ def compare_link(base: str, experiment_ids: Sequence[str], run_ids: Sequence[str
 
 
 def _local(base: str) -> httpx.Client:
+    import httpx  # noqa: PLC0415 - its import takes longer than most of what commands that look do
+
     # Neither a proxy nor certificates: it is this machine.
     return httpx.Client(base_url=base, timeout=30, trust_env=False, verify=False)  # noqa: S501
 
 
 def _wait(port: int, process: subprocess.Popen[bytes], log: Path, clock: Clock, timeout_s: float) -> None:
+    import httpx  # noqa: PLC0415 - as above
+
     deadline = clock.monotonic() + timeout_s
     with _local(f"http://{HOST}:{port}") as client:
         while clock.monotonic() < deadline:

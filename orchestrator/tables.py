@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from textwrap import wrap
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,8 +15,10 @@ from search_spaces.configuration import Configuration, Scalar
 from trackers.records import Estimate, StackFingerprint, TrialRecord
 
 from .library import Shelf
-from .peak import Comparison, Peak
-from .shift import PeakShift
+
+if TYPE_CHECKING:  # they bring arithmetic that no table of records needs
+    from .peak import Comparison, Peak
+    from .shift import PeakShift
 
 __all__ = ["WIDTH", "closing", "columns", "drawn", "history", "ratio", "trial_page", "trials", "value"]
 
@@ -150,19 +153,23 @@ def history(found: Mapping[str, Sequence[Shelf]]) -> str:
         ends = [(shelf.opened, shelf.closed.peak or {}) for shelf in shelf_list if shelf.closed]
         for name in dict.fromkeys(name for _, peaks in ends for name in peaks):
             table = columns("engine", "peak", "value", "launches", "stack")
-            shown = [(opened, Peak.model_validate(peaks[name])) for opened, peaks in ends if name in peaks]
-            held = _common([peak.configuration for _, peak in shown])
-            for opened, peak in shown:
+            shown = [(opened, *_stated(peaks[name])) for opened, peaks in ends if name in peaks]
+            held = _common([configuration for _, configuration, _ in shown])
+            for opened, configuration, estimate in shown:
                 table.add_row(
                     opened.facts.get("engine", opened.fingerprint.engine),
-                    peak.configuration.label(held),
-                    value(peak.estimate),
-                    str(peak.estimate.launches),
+                    configuration.label(held),
+                    value(estimate),
+                    str(estimate.launches),
                     opened.fingerprint.key,
                 )
-            first, metric = shown[0][0], shown[0][1].target.metric
+            first, metric = next((opened, peaks[name]["target"]["metric"]) for opened, peaks in ends if name in peaks)
             blocks.append(f"{plan}: {name}, {metric}; {first.model} on {first.machine}\n{drawn(table)}")
     return "\n".join(blocks)
+
+
+def _stated(peak: Mapping[str, Any]) -> tuple[Configuration, Estimate]:
+    return Configuration.model_validate(peak["configuration"]), Estimate.model_validate(peak["estimate"])
 
 
 def trial_page(record: TrialRecord) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cached_property
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
@@ -29,7 +30,7 @@ class Configuration(BaseModel):
     def _sorted(cls, values: dict[str, Scalar]) -> dict[str, Scalar]:
         return dict(sorted(values.items()))
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Twelve hex digits; equal values make equal keys (`1` and `1.0` are one value, `True` is not)."""
         plain = {

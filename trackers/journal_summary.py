@@ -49,6 +49,7 @@ class Summary:
             self.trials = [TrialRecord.model_validate_json(e.body) for e in reversed(first.values())]
             self._places = {t.trial_id: e for t, e in zip(self.trials, reversed(first.values()), strict=True)}
         finally:
+            gc.freeze()  # later collections would walk through all of them again
             if collecting:
                 gc.enable()
 

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator import mlflow_ui
 from orchestrator.errors import TrackerError
-from orchestrator.mlflow_ui import compare_link, experiment_link, serve_ui, ui_command, ui_environment
+from orchestrator.mlflow_ui import compare_link, experiment_link, find_experiment, serve_ui, ui_command, ui_environment
 from orchestrator.process_tree import free_port
 
 
@@ -63,6 +63,10 @@ def test_an_experiment_link_falls_back_to_the_front_page() -> None:
     filtered = experiment_link("http://h", "7", "tags.\"stack.vllm\" = '0.32.0'")
     assert filtered.endswith("&searchFilter=tags.%22stack.vllm%22%20%3D%20%270.32.0%27")
     assert experiment_link("http://h", None) == "http://h/"
+
+
+def test_a_server_that_cannot_be_asked_has_no_experiment() -> None:
+    assert find_experiment("http://127.0.0.1:1", "any") is None
 
 
 def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:

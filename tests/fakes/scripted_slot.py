@@ -29,9 +29,7 @@ class ScriptedSlot:
     def launch(self, order: LaunchOrder) -> LaunchReport:
         self.order, self._crash = order, None
         self.launched.append(order)
-        failure = self._failures(order)
-        ready = None if failure else 1.0
-        return LaunchReport(launch=Launch(launch=order.launch, started_at=0.0, ready_s=ready, failure=failure))
+        return LaunchReport(launch=_as_launched(order, self._failures(order)))
 
     def measure(self, workload: Workload, window: int) -> Measurement:
         assert self.order is not None
@@ -63,13 +61,17 @@ class ScriptedSlot:
         order, self.order = self.order, None
         if order is None:
             return None
-        failure = self._crash or self._failures(order)
-        return Launch(launch=order.launch, started_at=0.0, ready_s=None if failure else 1.0, failure=failure)
+        return _as_launched(order, self._crash or self._failures(order))
 
     def status(self) -> str:
         return "scripted"
 
     def abort(self) -> None: ...
+
+
+def _as_launched(order: LaunchOrder, failure: Failure | None) -> Launch:
+    argv, ready = ("python", "serve", order.model, *order.args), None if failure else 1.0
+    return Launch(launch=order.launch, started_at=0.0, ready_s=ready, argv=argv, failure=failure)
 
 
 class OneSlot:

@@ -32,7 +32,6 @@ from orchestrator.session import tune_plan
 from orchestrator.slot import LaunchOrder, LaunchReport
 from orchestrator.window import Window
 from orchestrator.workload import Workload
-from trackers.records import Launch
 from trackers.sync import SyncCounts, sync
 
 PLAN = """
@@ -54,7 +53,6 @@ class Engine(ScriptedSlot):
     def __init__(self, new: dict[int, float], clocks: Clocks | None = None, takes_s: float = 0.0) -> None:
         super().__init__(self.speed)
         self.new, self.clocks, self.takes_s = new, clocks, takes_s
-        self.argv: tuple[str, ...] = ()
         self.versions: list[str] = []
 
     def speed(self, order: LaunchOrder, workload: Workload, window: int) -> float:
@@ -69,13 +67,7 @@ class Engine(ScriptedSlot):
         if self.clocks is not None:
             self.clocks.pass_by(self.takes_s)
         self.versions.append(order.environment.version)
-        self.argv = ("python", "serve", order.model, *order.args)
-        started = super().launch(order)
-        return started.model_copy(update={"launch": started.launch.model_copy(update={"argv": self.argv})})
-
-    def stop(self) -> Launch | None:
-        ended = super().stop()
-        return ended and ended.model_copy(update={"argv": self.argv})
+        return super().launch(order)
 
 
 class Night:

@@ -23,20 +23,18 @@ from orchestrator.plan import TuningPlan
 from orchestrator.progress import PlainProgress
 from orchestrator.rehearsal import rehearsed
 from orchestrator.session import tune_plan
-from orchestrator.slot import LaunchOrder, LaunchReport
+from orchestrator.slot import LaunchOrder
 from orchestrator.workload import Workload
-from trackers.records import Launch
 
 OLD, NEW = "vllm-0.27.1", "vllm-0.32.0"
 SPEED = {OLD: {0: 100.0, 2: 140.0, 4: 120.0}, NEW: {0: 100.0, 2: 150.0, 4: 190.0}}
 
 
 class Engine(ScriptedSlot):
-    """Knows each engine's speed at each k and width, with launch noise; says how it was started."""
+    """Knows each engine's speed at each k and width, with launch noise."""
 
     def __init__(self) -> None:
         super().__init__(self.speed)
-        self.argv: tuple[str, ...] = ()
 
     def speed(self, order: LaunchOrder, workload: Workload, window: int) -> float:
         rng = random.Random(f"{order.trial_id}{order.launch}")
@@ -47,15 +45,6 @@ class Engine(ScriptedSlot):
         wide = 0.96 if order.settings["max_num_seqs"] == "16" else 1.0
         launch = 1 + rng.gauss(0, 0.008)
         return SPEED[engine][k] * eager * wide * launch * (1 + random.Random(window).gauss(0, 0.001))
-
-    def launch(self, order: LaunchOrder) -> LaunchReport:
-        self.argv = ("python", "serve", order.model, *order.args)
-        started = super().launch(order)
-        return started.model_copy(update={"launch": started.launch.model_copy(update={"argv": self.argv})})
-
-    def stop(self) -> Launch | None:
-        ended = super().stop()
-        return ended and ended.model_copy(update={"argv": self.argv})
 
 
 @pytest.fixture(scope="module")

@@ -69,31 +69,46 @@ class Searcher:
         self._queue = [one for one in queue if one.key not in self._told]
         self._asked: dict[str, optuna.trial.Trial] = {}
 
-    def ask(self, tries: int = 20, *, avoid: Callable[[Configuration], bool] = lambda _: False) -> Configuration | None:
+    def ask(
+        self,
+        tries: int = 20,
+        *,
+        first: Callable[[], Configuration | None] = lambda: None,
+        avoid: Callable[[Configuration], bool] = lambda _: False,
+    ) -> Configuration | None:
         """The next configuration that has not been told yet; None when the space is used up.
 
         A sampler that proposes what is known `tries` times over has converged: then one knob is moved from
         the best, and at last the rest of the space is gone through. One that insists on what is to be avoided
         has not: then anything else is drawn, for a climb from the best would end on the first hill. What is to
-        be avoided is proposed only where nothing else is left.
+        be avoided is proposed only where nothing else is left. `first` goes before the sampler, after the queue.
         """
         while self._queue:
             configuration = self._queue.pop(0)
             if configuration.key not in self._told:
                 return self._ask_for(configuration)
+        own = first()
+        if own is not None and self._new(own) and not avoid(own):
+            return self._ask_for(own)
         insists = False
         for _ in range(tries):
-            proposed = self._ask_once()
-            if proposed.key not in self._told and self._space.contains(proposed):
+            trial = self._study.ask()
+            proposed = self._configuration(trial)
+            if self._new(proposed) and self._space.contains(proposed):
                 if not avoid(proposed):
+                    self._asked[proposed.key] = trial
                     return proposed
                 insists = True
-            self._study.tell(self._asked.pop(proposed.key), state=TrialState.FAIL)
+            self._study.tell(trial, state=TrialState.FAIL)
         for wary in (True, False):
             for candidate in self._drawn() if insists and wary else self._around_the_best():
-                if candidate.key not in self._told and not (wary and avoid(candidate)):
+                if self._new(candidate) and not (wary and avoid(candidate)):
                     return self._ask_for(candidate)
         return None
+
+    def _new(self, configuration: Configuration) -> bool:
+        """Neither told nor under way, in another slot."""
+        return configuration.key not in self._told and configuration.key not in self._asked
 
     def tell(
         self,
@@ -134,13 +149,10 @@ class Searcher:
         if not self._space.contains(configuration):
             return configuration
         self._study.enqueue_trial(self._params(configuration))
-        return self._ask_once()
-
-    def _ask_once(self) -> Configuration:
         trial = self._study.ask()
-        configuration = self._configuration(trial)
-        self._asked[configuration.key] = trial
-        return configuration
+        found = self._configuration(trial)
+        self._asked[found.key] = trial
+        return found
 
     def _configuration(self, trial: optuna.trial.Trial) -> Configuration:
         """Suggest what the conditions switch on, in the space's order (a drafter before its k)."""

@@ -16,8 +16,9 @@ from trackers.records import Failure, Launch, Role, StackFingerprint, TrialRecor
 from .budget import Budget
 from .clock import Clock
 from .errors import EnvironmentBroken, Interrupted
+from .k_probe import METRIC, k_probe
 from .memory import Memory
-from .objective import goal_names, goals, limits
+from .objective import goal_names, goals, limits, targets
 from .orders import Launchpad
 from .plan import TuningPlan
 from .progress import Progress
@@ -80,7 +81,10 @@ def search(study: Study, bench: Bench, *, allowance: int, workers: int = 1) -> s
         EnvironmentBroken: The environment, not a configuration, keeps engines from running.
         Interrupted: The user asked to stop.
     """
-    searcher = _searcher(study, bench)
+    searcher = _searcher(study, bench, allowance)
+
+    def promising() -> Configuration | None:
+        return _promising(study, bench)
 
     def risky(one: Configuration) -> bool:
         return gamble(one, study.space, bench.memory.of(study.key))
@@ -91,7 +95,7 @@ def search(study: Study, bench: Bench, *, allowance: int, workers: int = 1) -> s
         while True:
             with lock:
                 reason = bench.budget.spent() or _share(study, bench, allowance)
-                choice = None if reason else searcher.ask(avoid=risky)
+                choice = None if reason else searcher.ask(first=promising, avoid=risky)
                 if choice is None:
                     ended.append(reason or "every configuration of the space was measured")
                     return
@@ -189,7 +193,20 @@ def _share(study: Study, bench: Bench, allowance: int) -> str | None:
     return f"its share of {allowance} launches is used" if used >= allowance else None
 
 
-def _searcher(study: Study, bench: Bench) -> Searcher:
+def _promising(study: Study, bench: Bench) -> Configuration | None:
+    """Where the curve of a drafter's launches peaks; samplers that are a comparison's other side go without."""
+    plan = bench.plan
+    if plan.objective.metric != METRIC or plan.search.sampler not in ("tpe", "gp", "cmaes"):
+        return None
+    wanted = [target.workloads for target in targets(plan.objective, bench.workload_names)]
+    found = k_probe(bench.memory.of(study.key), study.space, wanted)
+    if found is None:
+        return None
+    bench.progress.line(f"{study.engine}  next {found[0].label()}: the curve so far promises {found[1]:.4g} {METRIC}")
+    return found[0]
+
+
+def _searcher(study: Study, bench: Bench, allowance: int) -> Searcher:
     plan, names = bench.plan, bench.workload_names
     known = [
         (record.configuration, goals(record, plan.objective, names), limits(record, plan.objective, names))
@@ -197,7 +214,7 @@ def _searcher(study: Study, bench: Bench) -> Searcher:
     ]
     queue = [study.incumbent] if study.incumbent else []
     size = study.space.size()
-    if size is not None and size <= (plan.budget.launches or 0):
+    if size is not None and size <= allowance and plan.budget.launches:
         queue += list(study.space.enumerate(limit=size))
     else:
         queue += list(study.space.opening())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 __all__ = ["HostView"]
 
-_GPU_FIELDS = ("index", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
+_GPU_FIELDS = ("index", "uuid", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
 _THROTTLE_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 # Bits of the reasons that come from outside the work: hardware slowdown, both thermal limits, power brake.
 _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
@@ -32,12 +32,12 @@ class HostView:
         return cls(shutil.which("nvidia-smi"))
 
     def read(self) -> dict[str, str]:
-        """`load1`, `cores`, and where GPUs are seen `gpu<i>.<field>`, `gpu.pids`, `gpu.slowed` (indices)."""
+        """`load1`, `cores`; where GPUs are seen `gpu<i>.<field>`, `gpu.slowed` (indices), `gpu.pids` (index:pid)."""
         found = {"load1": f"{os.getloadavg()[0]:.2f}", "cores": str(os.cpu_count() or 0)}
         answers = {name: self._answer(process) for name, process in self._started.items()}
         slowed = []
         for row in answers.get("state", []):
-            pairs = zip(_GPU_FIELDS[1:], row[1:], strict=False)
+            pairs = zip(_GPU_FIELDS[2:], row[2:], strict=False)
             found |= {f"gpu{row[0]}.{name}": value for name, value in pairs}
         for row in answers.get("reasons", []) or answers.get("older_reasons", []):
             found[f"gpu{row[0]}.reasons"] = row[1]
@@ -45,7 +45,8 @@ class HostView:
                 slowed.append(row[0])
         if answers.get("state"):
             found["gpu.slowed"] = ",".join(slowed)
-            found["gpu.pids"] = ",".join(sorted({row[1] for row in answers["processes"]}))
+            index = {row[1]: row[0] for row in answers["state"]}
+            found["gpu.pids"] = ",".join(sorted({f"{index.get(row[0], '?')}:{row[1]}" for row in answers["processes"]}))
         return found
 
     def _answer(self, process: subprocess.Popen[str]) -> list[list[str]]:

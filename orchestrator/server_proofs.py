@@ -128,14 +128,17 @@ def sole_user(e: Evidence) -> Verdict:
 def host_quiet(e: Evidence) -> Verdict:
     """No other process on our GPUs, and nothing slowed their clocks; the CPU load is noted, not judged."""
     load = f"load {e.host.get('load1', '?')} on {e.host.get('cores', '?')} cores"
-    if slowed := e.host.get("gpu.slowed"):
-        return False, f"GPU {slowed} was slowed by heat, power brake or hardware; {load}"
     ours = set(map(str, e.expected.engine_pids)) if e.expected else set()
-    there = set(filter(None, e.host.get("gpu.pids", "").split(",")))
-    # Only where our own processes are seen by these numbers do the other numbers mean anything (containers).
-    if ours & there:
-        others = ", ".join(sorted(there - ours))
-        return not others, f"processes {others} are on the GPUs too; {load}" if others else load
+    there = [pair.split(":") for pair in e.host.get("gpu.pids", "").split(",") if pair]
+    # The other cards of the machine are other engines'. Where none of ours is seen, as in a container, the
+    # numbers of processes mean nothing, and any card may be ours.
+    cards = {card for card, pid in there if pid in ours}
+    slowed = [card for card in e.host.get("gpu.slowed", "").split(",") if card and card in (cards or {card})]
+    if slowed:
+        return False, f"GPU {', '.join(slowed)} was slowed by heat, power brake or hardware; {load}"
+    others = sorted(pid for card, pid in there if card in cards and pid not in ours)
+    if others:
+        return False, f"processes {', '.join(others)} are on GPU {', '.join(sorted(cards))} too; {load}"
     return (True if "gpu.slowed" in e.host else None), load
 
 

@@ -15,7 +15,7 @@ query = sys.argv[1]
 {body}
 """
 CARD = """
-if "clocks.sm" in query: print("0, 1980, 2619, 41, 310.5\\n1, 1200, 2619, 88, 700.0")
+if "clocks.sm" in query: print("0, GPU-a, 1980, 2619, 41, 310.5\\n1, GPU-b, 1200, 2619, 88, 700.0")
 elif "event_reasons" in query: print("0, 0x0000000000000004\\n1, 0x0000000000000020")
 elif "compute-apps" in query: print("GPU-a, 77\\nGPU-b, 12")
 else: sys.exit(2)
@@ -33,7 +33,7 @@ def tool(tmp_path: Path, body: str) -> str:
 @pytest.mark.parametrize("body", [CARD, OLDER], ids=["newer", "older"])
 def test_clocks_slowdowns_and_processes_are_read(tmp_path: Path, body: str) -> None:
     seen = HostView(tool(tmp_path, body), timeout_s=60).read()
-    assert (seen["gpu0.clocks.sm"], seen["gpu1.temperature.gpu"], seen["gpu.pids"]) == ("1980", "88", "12,77")
+    assert (seen["gpu0.clocks.sm"], seen["gpu1.temperature.gpu"], seen["gpu.pids"]) == ("1980", "88", "0:77,1:12")
     # A power cap (0x4) is how a card works under load; heat (0x20) is not.
     assert seen["gpu.slowed"] == "1"
 

@@ -121,10 +121,14 @@ def test_preemptions_may_be_wanted() -> None:
     ("host", "pids", "good"),
     [
         ({"load1": "9.0", "cores": "2"}, (), None),
-        ({"gpu.slowed": "", "gpu.pids": "7,8"}, (7, 8), True),
-        ({"gpu.slowed": "", "gpu.pids": "7,8,99"}, (7, 8), False),
-        ({"gpu.slowed": "", "gpu.pids": "99"}, (7, 8), True),
-        ({"gpu.slowed": "0", "gpu.pids": "7"}, (7,), False),
+        ({"gpu.slowed": "", "gpu.pids": "0:7,0:8"}, (7, 8), True),
+        ({"gpu.slowed": "", "gpu.pids": "0:7,1:8"}, (7, 8), True),
+        ({"gpu.slowed": "", "gpu.pids": "0:7,0:99"}, (7, 8), False),
+        ({"gpu.slowed": "", "gpu.pids": "0:7,1:99"}, (7, 8), True),
+        ({"gpu.slowed": "", "gpu.pids": "0:99"}, (7, 8), True),
+        ({"gpu.slowed": "0", "gpu.pids": "0:7"}, (7,), False),
+        ({"gpu.slowed": "1", "gpu.pids": "0:7,1:99"}, (7,), True),
+        ({"gpu.slowed": "1", "gpu.pids": ""}, (7,), False),
     ],
 )
 def test_the_host_is_quiet_as_far_as_it_can_be_seen(

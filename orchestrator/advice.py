@@ -136,24 +136,28 @@ def _do(
         best = f"{_percent(whole)} at the new peak" if moved else "and nothing is shown to be better there"
         return f"{head}: {same}, {best}"
     head = "" if in_place else "upgrade; " if found == "ruled out" else "upgrade if something else asks for it; "
-    doubt = "" if found == "ruled out" else f"; whether it got slower cannot be told ({_percent(whole, spread=True)})"
+    doubt = "" if found == "ruled out" else f"; whether it got slower cannot be told ({_spread(whole)})"
     if moved:
         return f"{head}change the serve command: {same}, {_percent(whole)} at the new peak{doubt}"
     return f"{head}keep the settings: {same}{doubt}"
 
 
-def _percent(found: Comparison, *, spread: bool = False) -> str:
-    if spread:
-        return f"{found.low - 1:+.1%} to {found.high - 1:+.1%}".replace("%", " %")
-    return f"{found.ratio - 1:+.0%}".replace("+0%", "0%").replace("-0%", "0%").replace("%", " %")
+def _percent(found: Comparison) -> str:
+    """Never without what it may be off by."""
+    most_likely = f"{found.ratio - 1:+.0%}".replace("+0%", "0%").replace("-0%", "0%").replace("%", " %")
+    return f"{most_likely} ({_spread(found)})"
+
+
+def _spread(found: Comparison) -> str:
+    return f"{found.low - 1:+.0%} to {found.high - 1:+.0%}".replace("%", " %")
 
 
 def _sure(before: Peak, known: Candidate, whole: Comparison | None, verdict: Verdict, most: float) -> str:
     shift = verdict.shift
-    said = f"launches differ by {shift.noise.sd:.1%} from one to the next"
+    said = f"launches of one configuration differ by {shift.noise.sd:.1%} (standard deviation)"
     if whole is not None:
-        counts = f"95 % interval; a loss of {most:.0%} would count"
-        said = f"best there over the old peak {_percent(whole, spread=True)} ({counts}); {said}"
+        counts = f"95 %, as every interval here; the limit is a loss of {most:.0%}"
+        said = f"best there over the old peak {_spread(whole)} ({counts}); {said}"
     said += f"; {len(known.evidence)} launches of the old peak on the old stack"
     if verdict.peak is not None:
         said += f", {verdict.peak.estimate.launches} of the best on the new"
@@ -167,13 +171,19 @@ def _sure(before: Peak, known: Candidate, whole: Comparison | None, verdict: Ver
 
 def advice_text(one: Advice) -> str:
     """For a terminal of 80 columns: what to do, how sure, then the numbers."""
-    lines = [f"{one.target}, {one.metric}: {one.old_stack} -> {one.new_stack}: {one.verdict}"]
+    verdict = "cannot tell whether the peak moved" if one.verdict == "cannot tell" else one.verdict
+    lines = [f"{one.target}, {one.metric}: {one.old_stack} -> {one.new_stack}: {verdict}"]
+    kept = f"the same settings: {value(one.kept_value)}" if one.kept_value else "the old settings do not run"
+    best = f"{one.new_peak}: {value(one.new_value)}" if one.new_value else "nothing was measured"
     rows = [
         ("do", one.do),
         ("sure", one.sure),
         ("old peak", f"{one.old_peak}: {value(one.old_value)} on the old stack"),
-        ("there", f"the same settings: {value(one.kept_value)}" if one.kept_value else "the old settings do not run"),
-        ("best there", f"{one.new_peak}: {value(one.new_value)}" if one.new_value else "nothing was measured"),
+        (
+            "new stack",
+            f"the same settings: {value(one.kept_value)}" if one.kept_value else "the old settings do not run",
+        ),
+        ("best there", "the same settings" if one.new_peak == one.old_peak else best),
         *(("if anyway" if one.regression == "shown" else "change", change) for change in one.change),
     ]
     for name, said in rows:

@@ -115,8 +115,8 @@ HILL = {0: 100.0, 2: 140.0, 4: 120.0, 8: 110.0}
 def test_where_both_lost_it_says_not_to_upgrade_and_how_much_at_either_peak() -> None:
     found = told(HILL, {k: v * (0.62 if k == 2 else 0.76) for k, v in HILL.items()}, 1)
     assert found.do.startswith("do not upgrade: -3")
-    assert "at the old settings, -3" in found.do
-    assert "95 % interval; a loss of 3% would count" in found.sure
+    assert " %) at the old settings, -3" in found.do
+    assert "95 %, as every interval here; the limit is a loss of 3%" in found.sure
     assert "if anyway:" in advice_text(found)
 
 
@@ -139,7 +139,9 @@ def test_a_stack_that_moved_under_the_same_engine_is_no_upgrade_to_decide() -> N
     kept = told(HILL, HILL, 3, vllm="0.27.1")
     assert kept.do.startswith("keep the settings")
     lost = told(HILL, {k: v * 0.7 for k, v in HILL.items()}, 3, vllm="0.27.1")
-    assert lost.do.startswith("go back to the old stack if you can: -29 % at the old settings, and nothing")
+    assert lost.do.startswith("go back to the old stack if you can: -29 % (-3")
+    assert " %) at the old settings, and nothing" in lost.do
+    assert "best there: the same settings" in advice_text(lost)
 
 
 def test_old_settings_that_do_not_run_there_are_said_to_be_so() -> None:
@@ -159,6 +161,6 @@ def test_changes_are_told_flag_by_flag_and_variable_by_variable() -> None:
 def test_the_text_fits_a_terminal_and_has_every_number_with_its_interval() -> None:
     text = advice_text(told(HILL, {0: 100.0, 2: 150.0, 4: 190.0, 8: 160.0}, 1))
     assert max(map(len, text.splitlines())) <= 120
-    for name in ("do:", "sure:", "old peak:", "there:", "best there:", "change:"):
+    for name in ("do:", "sure:", "old peak:", "new stack:", "best there:", "change:"):
         assert name in text
     assert text.count("±") == 3

@@ -179,10 +179,7 @@ def advice_text(one: Advice) -> str:
         ("do", one.do),
         ("sure", one.sure),
         ("old peak", f"{one.old_peak}: {value(one.old_value)} on the old stack"),
-        (
-            "new stack",
-            f"the same settings: {value(one.kept_value)}" if one.kept_value else "the old settings do not run",
-        ),
+        ("new stack", kept),
         ("best there", "the same settings" if one.new_peak == one.old_peak else best),
         *(("if anyway" if one.regression == "shown" else "change", change) for change in one.change),
     ]

@@ -19,6 +19,7 @@ from .tables import WIDTH, value
 __all__ = ["Advice", "advice_text", "advise"]
 
 Regression = Literal["shown", "ruled out", "cannot tell"]
+_LAUNCHES = 2  # a side, before anything is said to be lost or not
 
 
 class Advice(Frozen):
@@ -65,7 +66,10 @@ def advise(
         return beats(one.evidence, known.evidence, shift.noise, shift.delta, lower_is_better=lower)
 
     kept, whole = over(here), over(best)
-    found = regression(whole, most, lower_is_better=target.lower_is_better) if before.confirmed else "cannot tell"
+    # One launch a side has nothing but the prior to say how far a second would lie from it.
+    twice = best is not None and min(len(known.evidence), len(best.evidence)) >= _LAUNCHES
+    told = before.confirmed and twice
+    found = regression(whole, most, lower_is_better=target.lower_is_better) if told else "cannot tell"
     moved = peak is not None and peak.configuration != before.configuration
     change = changes(old, new, before.configuration, peak.configuration) if peak and moved else ()
     in_place = old.stack.items.get("vllm") == new.stack.items.get("vllm")
@@ -163,6 +167,8 @@ def _sure(before: Peak, known: Candidate, whole: Comparison | None, verdict: Ver
         said += f", {verdict.peak.estimate.launches} of the best on the new"
     if not before.confirmed:
         said += "; the old peak was never launched afresh, so a loss cannot be shown"
+    elif verdict.peak is not None and min(len(known.evidence), verdict.peak.estimate.launches) < _LAUNCHES:
+        said += "; with one launch a side the interval rests on the noise that was expected"
     if shift.verdict == "cannot tell" and shift.would_decide:
         many = f"{shift.launches_to_decide} launches a side of " if shift.launches_to_decide else ""
         said += f"; whether the peak moved cannot be told: {many}{shift.would_decide} would decide"

@@ -109,6 +109,13 @@ def test_a_peak_that_was_never_launched_afresh_shows_no_loss() -> None:
     assert "never launched afresh" in found.sure
 
 
+def test_one_launch_a_side_shows_no_loss_and_rules_none_out() -> None:
+    for factor in (0.5, 1.8):
+        found = told(surface(1), surface(1, factor), 1, finals=1)
+        assert found.regression == "cannot tell"
+        assert "rests on the noise that was expected" in found.sure
+
+
 HILL = {0: 100.0, 2: 140.0, 4: 120.0, 8: 110.0}
 
 

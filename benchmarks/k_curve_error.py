@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 
-from orchestrator.k_probe import METRIC, curves
+from orchestrator.k_probe import METRIC, curve_through
 from trackers.journal import Journal
 from trackers.records import TrialRecord
 
@@ -40,7 +40,7 @@ def rows(records: Sequence[TrialRecord], workload: str) -> Iterator[str]:
     if len(ks) < 3:
         return
     ends, measured = (0, ks[0], ks[-1]), {k: mean(w.metrics[METRIC] for at, w in windows if at == k) for k in ks}
-    curve = curves([one for one in records if one.configuration.k in ends], records[-1].configuration, workload)
+    curve = curve_through({k: one for one in reversed(records) if (k := one.configuration.k) in ends}, workload)
     name = f"| {records[0].fingerprint.engine} | {workload} | {records[-1].configuration.values['drafter']}"
     if curve.refused:
         yield f"{name} | {', '.join(map(str, ks))} | | | no curve: {curve.refused} |"

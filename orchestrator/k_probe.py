@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from search_spaces.configuration import Configuration, Scalar
-from search_spaces.knob import Knob
 from search_spaces.space import SearchSpace
 from trackers.records import Acceptance, Measurement, TrialRecord
 
 from .k_curve import Depth, KCurve, fit_k_curve
 
-__all__ = ["METRIC", "curves", "k_probe"]
+__all__ = ["METRIC", "curve_through", "k_probe"]
 
 METRIC = "decode_tok_s"
 _NEAR = 0.02  # how far under the best a curve may end that is still rising
+
+_Family = dict[int, TrialRecord]
+"""Trials that differ in k alone, by k; 0 is the one that drafts nothing beside the same other settings."""
 
 
 def k_probe(
@@ -33,12 +35,15 @@ def k_probe(
     """
     measured = [one for one in records if one.state in ("measured", "unsettled")]
     known = {one.configuration for one in records}
+    families = _families(measured)
     found: list[tuple[float, Configuration, float]] = []
-    for names in targets:
+    for names in targets if families else ():
         best = max((_mean(one, names) for one in measured if one.state == "measured"), default=-math.inf)
-        for drafting, knob in _drafting(measured, space):
-            curve = _joined([curves(measured, drafting, name) for name in names])
-            if len(curve) < 2:
+        for family in _fastest(families, names):
+            curve = _joined([curve_through(family, name) for name in names])
+            drafting = family[max(family)].configuration
+            knob = next((one for one in space.knobs if one.name == "k" and one.active(drafting.values)), None)
+            if len(curve) < 2 or knob is None:
                 continue
             deepest, peak = max(curve), max(curve, key=lambda k: curve[k])
             allowed = [int(value) for value in knob.grid() if isinstance(value, int)]
@@ -53,19 +58,14 @@ def k_probe(
     return max(found, key=lambda each: each[0])[1:] if found else None
 
 
-def curves(measured: Sequence[TrialRecord], drafting: Configuration, workload: str) -> KCurve:
-    """The curve of one workload through every launched k of this configuration, nothing drafted among them."""
-    depths: dict[int, Depth] = {}
-    for one in measured:
-        if one.configuration.k and _without_k(one.configuration) != _without_k(drafting):
-            continue
-        if not one.configuration.k and _beside(one.configuration) != _beside(drafting):
-            continue
+def curve_through(family: Mapping[int, TrialRecord], workload: str) -> KCurve:
+    """The curve of one workload through these trials, by k."""
+    found = []
+    for k, one in family.items():
         windows = [each for each in one.windows if each.workload.name == workload]
-        speed = _speed(one, workload)
-        if speed and (one.configuration.k or one.configuration.drafter == "none"):
-            depths.setdefault(one.configuration.k, _depth(one.configuration.k, speed, windows))
-    return fit_k_curve(list(depths.values()))
+        if speed := _speed(one, workload):
+            found.append(_depth(k, speed, windows))
+    return fit_k_curve(found)
 
 
 def _depth(k: int, decode_tok_s: float, windows: Sequence[Measurement]) -> Depth:
@@ -87,21 +87,36 @@ def _depth(k: int, decode_tok_s: float, windows: Sequence[Measurement]) -> Depth
     )
 
 
-def _drafting(measured: Sequence[TrialRecord], space: SearchSpace) -> Iterator[tuple[Configuration, Knob]]:
-    """Each drafter in each surrounding that was launched, once, with its knob k."""
-    for one in {_without_k(each.configuration): each.configuration for each in measured}.values():
-        knob = next((each for each in space.knobs if each.name == "k" and each.active(one.values)), None)
-        if one.k and knob is not None:
-            yield one, knob
+def _families(measured: Sequence[TrialRecord]) -> list[_Family]:
+    drafting: dict[frozenset[tuple[str, Scalar]], _Family] = {}
+    bases: dict[frozenset[tuple[str, Scalar]], TrialRecord] = {}
+    for one in measured:
+        values = one.configuration.values.items()
+        if one.configuration.k:
+            same = frozenset(pair for pair in values if pair[0] != "k")
+            drafting.setdefault(same, {}).setdefault(one.configuration.k, one)
+        elif one.configuration.drafter == "none":
+            bases.setdefault(_beside(values), one)
+    for same, family in drafting.items():
+        if base := bases.get(_beside(same)):
+            family[0] = base
+    return list(drafting.values())
 
 
-def _without_k(one: Configuration) -> Configuration:
-    return Configuration(values={name: value for name, value in one.values.items() if name != "k"})
-
-
-def _beside(one: Configuration) -> dict[str, Scalar]:
+def _beside(values: Iterable[tuple[str, Scalar]]) -> frozenset[tuple[str, Scalar]]:
     """What stands beside the drafter and its settings."""
-    return {name: value for name, value in one.values.items() if name.partition(".")[0] not in ("drafter", "k")}
+    return frozenset(pair for pair in values if pair[0].partition(".")[0] not in ("drafter", "k"))
+
+
+def _fastest(families: Sequence[_Family], names: Sequence[str]) -> list[_Family]:
+    """Of each drafter the family with the fastest trial: a large study has hundreds, and a fit takes its time."""
+    found: dict[str, tuple[float, _Family]] = {}
+    for family in families:
+        speed = max(_mean(one, names) for k, one in family.items() if k)
+        drafter = family[max(family)].configuration.drafter
+        if drafter not in found or speed > found[drafter][0]:
+            found[drafter] = (speed, family)
+    return [family for _, family in found.values()]
 
 
 def _joined(found: Sequence[KCurve]) -> dict[int, float]:

@@ -28,7 +28,7 @@ from .load_client import measure_window
 from .placement import gpus_of
 from .preflight import Preflight
 from .process_tree import cookie_holders, descendants
-from .server_view import read_page
+from .server_view import ask, read_page
 from .slot import LaunchOrder, LaunchReport
 from .workload import Workload
 
@@ -36,6 +36,11 @@ __all__ = ["LocalSlot"]
 
 _LOG_BYTES = 4 << 20
 _TURN_S = 1.0
+_DYING_S, _LOOK_S = 20.0, 0.2
+
+
+def _is_well(url: str) -> bool:
+    return ask(url, "/health", api_key=None, timeout_s=5.0).status == 200
 
 
 class LocalSlot:
@@ -136,11 +141,11 @@ class LocalSlot:
                     api_key=order.env.get("VLLM_API_KEY"),
                 )
         except MeasurementFailed:
-            self._refuse_a_dead_engine(server)
+            self._refuse_a_dead_engine(server, ready.base_url)
             raise
         # A window cut short by the engine's death is that death, not a proof that failed.
         if measured.failed or measured.disproved:
-            self._refuse_a_dead_engine(server)
+            self._refuse_a_dead_engine(server, ready.base_url)
         return measured
 
     def check_gates(self, names: Sequence[str]) -> tuple[Check, ...]:
@@ -268,9 +273,12 @@ class LocalSlot:
     def _caches(self, order: LaunchOrder, use: str = "") -> Path:
         return home() / "caches" / f"{order.environment.key}{use}"
 
-    def _refuse_a_dead_engine(self, server: EngineServer) -> None:
+    def _refuse_a_dead_engine(self, server: EngineServer, url: str) -> None:
         self._refuse_after_abort()
-        failure = server.failure()
+        until = self._clock.monotonic() + _DYING_S
+        # A core that dies takes its server down, but moments later; until then the server says it is not well.
+        while (failure := server.failure()) is None and not _is_well(url) and self._clock.monotonic() < until:
+            self._clock.sleep(_LOOK_S)
         if failure is not None:
             raise EngineFailed(failure.message, failure.evidence)
 

@@ -147,9 +147,13 @@ def _launches(plan: TrialPlan, slot: EngineSlot, remember: Remember, run: _Run) 
                     plan.say(f"launch {number + 1}: proofs and gates")
                     slot.check_gates((*_proofs(plan), *plan.gates))
         finally:
-            closed = slot.stop() or report.launch
-            run.launches.append(closed)
-            remember.launch(plan.trial_id, closed)
+            closed = report.launch
+            try:
+                closed = slot.stop() or closed
+            finally:
+                # Where its worker died the launch ends as it began: it was paid for all the same.
+                run.launches.append(closed)
+                remember.launch(plan.trial_id, closed)
         failure = closed.failure or failure
         if failure is not None:
             if failure.kind == "transient" and not retried:

@@ -23,6 +23,12 @@ sys.path.insert(0, str(Path(__file__).parent / "fakes"))
 POSTGRES = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items if not os.environ.get("REPEAK_LONG") else ():
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes: REPEAK_LONG=1 asks for it, as CI does"))
+
+
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An SQLite file with MLflow's tables: making them takes many seconds, copying them none."""

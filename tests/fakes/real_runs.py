@@ -7,9 +7,10 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.janitor import read
+from orchestrator.janitor import Running, read
 from orchestrator.process_tree import cookie_holders
 
 PLAN = """
@@ -61,18 +62,37 @@ def wait_for(process: subprocess.Popen[str], what: str, within_s: float = 1200.0
 def wait_for_engine(place: Path, within_s: float = 120.0) -> None:
     """Until a process of an engine runs, be it ready or not."""
     deadline = time.monotonic() + within_s
-    while not any(cookie_holders(one) for one in cookies(place) if not one.startswith("preflight")):
+    while not any(cookie_holders(one) for one in engine_cookies(place)):
         assert time.monotonic() < deadline, "no engine was started"
         select.select([], [], [], 0.25)
 
 
 def cookies(place: Path) -> list[str]:
-    return [entry.cookie for file in (place / "running").glob("*.json") if (entry := read(file))]
+    return [entry.cookie for entry in entries(place)]
 
 
-def engines_left(place: Path, within_s: float = 20.0) -> list[int]:
-    """Pids that still carry a cookie of this place once the time is over."""
-    known, deadline = cookies(place), time.monotonic() + within_s
+def engine_cookies(place: Path) -> list[str]:
+    return [one for one in cookies(place) if not one.startswith("preflight")]
+
+
+def entries(place: Path) -> list[Running]:
+    return [entry for file in (place / "running").glob("*.json") if (entry := read(file))]
+
+
+def worker_of(place: Path, cookie: str) -> int:
+    """The process that owns an engine: its slot's worker."""
+    return next(entry.owner.pid for entry in entries(place) if entry.cookie == cookie)
+
+
+def core_of(place: Path, cookie: str) -> int:
+    """The process that computes, below the one that answers."""
+    names = {who.pid: Path(f"/proc/{who.pid}/cmdline").read_bytes() for who in cookie_holders(cookie)}
+    return next(pid for pid, name in names.items() if b"EngineCore" in name)
+
+
+def engines_left(place: Path, within_s: float = 20.0, *, known: Sequence[str] | None = None) -> list[int]:
+    """Pids that still carry one of these cookies, by default any of this place, once the time is over."""
+    known, deadline = cookies(place) if known is None else known, time.monotonic() + within_s
     left = [who.pid for cookie in known for who in cookie_holders(cookie)]
     while left and time.monotonic() < deadline:
         select.select([], [], [], 0.25)

@@ -135,6 +135,15 @@ def counted_once(found: list[TrialRecord]) -> None:
     assert len(measured) == 4, "each engine has two configurations"
 
 
+def one_lost(result: Result, watch: Watch) -> None:
+    """Somebody was killed, which cost one trial a retry, and left no engine."""
+    assert watch.act is None, "nobody was killed"
+    found = records(result)
+    counted_once(found)
+    assert Counter(one.state for one in found if one.state != "measured") == {"lost": 1}
+    assert gone(watch)
+
+
 def test_what_the_cluster_lacks_is_said_before_anything_is_built(ray: Ray, home: Path) -> None:
     for slots, said in (({"gpus": 9}, "9 GPUs in one slot"), ({"gpus": 1, "gpu_type": "H900"}, "type H900")):
         with pytest.raises(ClusterError, match=said):
@@ -176,8 +185,21 @@ def test_a_worker_killed_costs_its_trial_one_retry_and_its_neighbour_nothing(ray
     with Watch(home) as watch:
         watch.act = killed_while_measuring(home, "worker")
         result = tune_plan(wanted, address=ray.address)
-    found = records(result)
-    counted_once(found)
-    assert watch.act is None, "nobody was killed"
-    assert Counter(one.state for one in found if one.state != "measured") == {"lost": 1}
-    assert gone(watch)
+    one_lost(result, watch)
+
+
+def test_a_node_that_dies_costs_its_trial_one_retry_elsewhere(ray: Ray, home: Path) -> None:
+    doomed = ray.node(gpus=1, pool="two")
+    ray.node(gpus=2, pool="two")
+    wanted = plan(count=2, gpus=1, nodes=2, labels={"pool": "two"}).model_copy(update={"name": "node"})
+
+    def act(running: list[Running]) -> bool:
+        if len([one for one in running if one.engine]) < 2:
+            return False
+        ray.cluster.remove_node(doomed, allow_graceful=False)
+        return True
+
+    with Watch(home) as watch:
+        watch.act = act
+        result = tune_plan(wanted, address=ray.address)
+    one_lost(result, watch)

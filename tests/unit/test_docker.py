@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,43 @@ def test_the_cluster_lock_only_adds_to_the_projects_lock() -> None:
     text = (DOCKER / "cluster.lock").read_text(encoding="utf-8")
     entries = re.split(r"\n(?=\w)", text.strip())
     assert all("--hash=sha256:" in entry for entry in entries)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_the_images_python_parts_install_in_a_clean_environment(tmp_path: Path) -> None:
+    """The images' own commands, less what needs root; pip's cache is kept, to ask little of the index."""
+
+    def run(command: str) -> subprocess.CompletedProcess[str]:
+        text = command.replace("--no-cache-dir ", "").replace("/tmp/wheels", f"{tmp_path}/wheels")
+        text = text.replace("/tmp/uv.lock", f"{tmp_path}/uv.lock").replace(
+            "/tmp/requirements.lock", "requirements.lock"
+        )
+        text = text.replace("/tmp/cluster.lock", "docker/cluster.lock").replace("/wheels .", f"{tmp_path}/wheels .")
+        env = {**os.environ, "PATH": f"{tmp_path}/venv/bin:{os.environ['PATH']}", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        told = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": 1200}
+        return subprocess.run(["sh", "-c", text], check=False, **told)
+
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=300)
+    parts = [
+        part.strip()
+        for name in ("engine", "orchestrator")
+        for word, rest in instructions(DOCKER / f"{name}.Dockerfile")
+        if word == "RUN"
+        for part in re.split(r"&& (?=pip|if|UV|useradd|install|rm)", rest)
+        if re.match(r"pip |awk ", part.strip())
+    ]
+    lock, uv, wheel, own, project, cluster = parts
+    assert run(lock).returncode == 0
+    first = run(uv)
+    if first.returncode and "hash" not in first.stderr.lower():
+        pytest.skip(f"no package index can be reached: {first.stderr.strip().splitlines()[-1]}")
+    for command in (wheel, own, project, cluster):
+        done = run(command)
+        assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
+    assert "repeak tune" in run("repeak --help && repeak tune --help").stdout
+    assert run("python -c 'import psycopg2, ray.dashboard'").returncode == 0
+    assert run("uv --version").stdout.split()[1] == lock_versions(ROOT / "requirements.lock")["uv"]
 
 
 def test_compose_publishes_on_loopback_only_and_pins_its_images() -> None:

@@ -136,6 +136,17 @@ def test_interrupted_and_lost_trials_keep_what_was_measured_and_have_no_value() 
         assert not record.estimates
 
 
+def test_a_launch_whose_worker_died_is_on_record_as_paid_for() -> None:
+    class Gone(ScriptedSlot):
+        def stop(self) -> Launch | None:
+            raise SlotLost("gone")
+
+    kept = Kept()
+    record = run(Gone(lambda *_: SlotLost("gone")), kept)
+    assert (record.state, [launch.launch for launch in record.launches]) == ("lost", [0])
+    assert [launch.launch for launch in kept.launches] == [0, 0], "as it began, and as it ended"
+
+
 def test_a_drifting_engine_is_unsettled_and_a_server_that_cannot_be_measured_is_tried_once_more() -> None:
     drifting = run(ScriptedSlot(lambda order, workload, window: 100.0 * 0.97**window))
     assert drifting.state == "unsettled"

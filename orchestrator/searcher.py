@@ -27,7 +27,10 @@ from .errors import PlanError
 __all__ = ["Searcher"]
 
 _LISTED = 10_000
+_BEST, _NEWEST = 50, 150  # what the sampler still sees of a long study: its time grows with what it sees
 _ONE_AT_A_TIME = threading.Lock()
+
+_Known = tuple[Configuration, Sequence[float] | None, Mapping[str, float]]
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -55,19 +58,16 @@ class Searcher:
         sampler: str = "tpe",
         seed: int = 0,
         queue: Sequence[Configuration] = (),
-        known: Sequence[tuple[Configuration, Sequence[float] | None, Mapping[str, float]]] = (),
+        known: Sequence[_Known] = (),
     ) -> None:
         self._space = space
-        self._goals, self._seed = goals, seed
-        # What is hushed is hushed for the whole process: two studies at once must not undo each other's.
-        with _ONE_AT_A_TIME, warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self._study = optuna.create_study(directions=["maximize"] * goals, sampler=_sampler(sampler, seed, goals))
-        self._told: dict[str, tuple[Configuration, Sequence[float] | None]] = {}
+        self._goals, self._seed, self._sampler = goals, seed, sampler
+        self._told: dict[str, _Known] = {}
+        self._asked: dict[str, tuple[Configuration, optuna.trial.Trial]] = {}
+        self._study = self._fresh()
         for configuration, values, constraints in known:
             self._add(configuration, values, constraints)
         self._queue = [one for one in queue if one.key not in self._told]
-        self._asked: dict[str, optuna.trial.Trial] = {}
 
     def ask(
         self,
@@ -90,13 +90,14 @@ class Searcher:
         own = first()
         if own is not None and self._new(own) and not avoid(own):
             return self._ask_for(own)
+        self._shorten()
         insists = False
         for _ in range(tries):
             trial = self._study.ask()
             proposed = self._configuration(trial)
             if self._new(proposed) and self._space.contains(proposed):
                 if not avoid(proposed):
-                    self._asked[proposed.key] = trial
+                    self._asked[proposed.key] = (proposed, trial)
                     return proposed
                 insists = True
             self._study.tell(trial, state=TrialState.FAIL)
@@ -120,11 +121,11 @@ class Searcher:
 
         A constraint is met at or under zero.
         """
-        trial = self._asked.pop(configuration.key, None)
+        _, trial = self._asked.pop(configuration.key, (None, None))
         if trial is None:
             self._add(configuration, values, constraints or {})
             return
-        self._told[configuration.key] = (configuration, values)
+        self._told[configuration.key] = (configuration, values, constraints or {})
         for name, value in (constraints or {}).items():
             trial.set_constraint(name, value)
         if values is None:
@@ -133,10 +134,33 @@ class Searcher:
         else:
             self._study.tell(trial, list(values))
 
+    def _fresh(self) -> optuna.Study:
+        # What is hushed is hushed for the whole process: two studies at once must not undo each other's.
+        with _ONE_AT_A_TIME, warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = _sampler(self._sampler, self._seed + len(self._told), self._goals)
+            return optuna.create_study(directions=["maximize"] * self._goals, sampler=sampler)
+
+    def _shorten(self) -> None:
+        """Let go of what a sampler proposed in vain, and of all trials but the best, the newest and those under way."""
+        if len(self._study.get_trials(deepcopy=False)) <= 2 * (_BEST + _NEWEST):
+            return
+        self._study = self._fresh()
+        kept = {one.key for one in self._measured()[:_BEST]} | set(list(self._told)[-_NEWEST:])
+        for key in [key for key in self._told if key in kept]:
+            self._add(*self._told[key])
+        asked, self._asked = self._asked, {}
+        for configuration, _ in asked.values():
+            self._ask_for(configuration)
+
+    def _measured(self) -> list[Configuration]:
+        """Best first."""
+        values = {key: sum(values) for key, (_, values, _) in self._told.items() if values is not None}
+        return [self._told[key][0] for key in sorted(values, key=values.__getitem__, reverse=True)]
+
     def _around_the_best(self) -> Iterator[Configuration]:
-        measured = [(sum(values), one) for one, values in self._told.values() if values is not None]
-        if measured:
-            yield from self._space.neighbours(max(measured, key=lambda pair: pair[0])[1])
+        for best in self._measured()[:1]:
+            yield from self._space.neighbours(best)
         yield from self._space.enumerate(limit=_LISTED)
 
     def _drawn(self) -> list[Configuration]:
@@ -151,7 +175,7 @@ class Searcher:
         self._study.enqueue_trial(self._params(configuration))
         trial = self._study.ask()
         found = self._configuration(trial)
-        self._asked[found.key] = trial
+        self._asked[found.key] = (found, trial)
         return found
 
     def _configuration(self, trial: optuna.trial.Trial) -> Configuration:
@@ -173,7 +197,7 @@ class Searcher:
     def _add(
         self, configuration: Configuration, values: Sequence[float] | None, constraints: Mapping[str, float]
     ) -> None:
-        self._told[configuration.key] = (configuration, values)
+        self._told[configuration.key] = (configuration, values, constraints)
         if not self._space.contains(configuration):
             return  # measured outside this space (an incumbent): it stays in the table, not in the model
         params = self._params(configuration)
@@ -215,9 +239,9 @@ def _sampler(name: str, seed: int, goals: int) -> optuna.samplers.BaseSampler:
     if name == "gp":
         if importlib.util.find_spec("torch") is None:
             raise PlanError("search.sampler: gp needs torch.", "Install torch (a CPU build will do), or use tpe.")
-        return samplers.GPSampler(seed=seed)
+        return samplers.GPSampler(seed=seed, warn_independent_sampling=False)  # each drafter's k is conditional
     if name == "cmaes" and goals == 1:
-        return samplers.CmaEsSampler(seed=seed)
+        return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
     if name in ("random", "grid", "one_knob"):
         # grid and one_knob are queues that the caller makes; what is left of the budget is random
         return samplers.RandomSampler(seed=seed)

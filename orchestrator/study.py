@@ -132,7 +132,7 @@ def attempt(study: Study, bench: Bench, configuration: Configuration, role: Role
 
 
 def _attempt_once(study: Study, bench: Bench, configuration: Configuration, role: Role) -> TrialRecord:
-    number = bench.memory.next_number(study.key)
+    number, before = bench.memory.next_number(study.key), bench.memory.of(study.key)
     plan = TrialPlan(
         trial_id=f"{study.key}-{number:04d}-{uuid.uuid4().hex[:6]}",
         study=study.key,
@@ -147,11 +147,12 @@ def _attempt_once(study: Study, bench: Bench, configuration: Configuration, role
             workload, metric, bench.plan.precision, but=configuration.key
         ),
         gates=bench.plan.gates.names,
+        ran_before=any(one.state == "measured" and one.configuration == configuration for one in before),
         order=lambda launch: study.pad.order(configuration, plan.trial_id, launch),
         say=lambda text: bench.progress.now(study.engine, f"{configuration.label()}: {text}"),
     )
     bench.memory.begin(plan.start(bench.clock.time()))
-    refusal = refuse(study, configuration, bench.memory.of(study.key))
+    refusal = refuse(study, configuration, before)
     if refusal is not None:
         record = _refused(plan, refusal, bench.clock)
     else:

@@ -60,6 +60,7 @@ class TrialPlan:
     noise: Noise
     order: Callable[[int], LaunchOrder]
     gates: Sequence[str] = ()
+    ran_before: bool = False  # this configuration, on this stack: then its engine is not asked about it first
     say: Callable[[str], None] = field(default=lambda _: None)
 
     def start(self, at: float) -> TrialStarted:
@@ -124,6 +125,8 @@ def run_trial(plan: TrialPlan, slot: EngineSlot, remember: Remember, *, clock: C
 
 def _refused(plan: TrialPlan, slot: EngineSlot) -> tuple[TrialState, str] | None:
     """What the engine itself says against the configuration, before a launch is paid for."""
+    if plan.ran_before:
+        return None
     plan.say("preflight")
     failure = slot.preflight(plan.order(0))
     return ("refused", f"{failure.cause}: {failure.message}") if failure else None

@@ -185,6 +185,7 @@ def test_a_study_refuses_by_preflight_without_a_launch_and_remembers_it_everywhe
     tune_plan(plan, slots=LocalSlots(1, make=LocalSlot), progress=PlainProgress(lambda _: None))
     with Journal(place / "journals" / "checked", read_only=True) as journal:
         records = {record.configuration.k: record for record in journal.records() if record.role == "search"}
+        (final,) = (record for record in journal.records() if record.role == "finalist")
     assert {k: record.state for k, record in records.items()} == {0: "measured", 4: "refused"}
     assert records[4].launches == ()
     assert records[4].reason.startswith("bad_value: ")
@@ -192,6 +193,9 @@ def test_a_study_refuses_by_preflight_without_a_launch_and_remembers_it_everywhe
     checks = {check.name: check.passed for check in records[0].launches[0].checks}
     assert checks["preflight"] is True
     assert records[0].launches[0].cold_caches
+    # Launched afresh, on the same stack: it ran, so that its engine is not asked about it again.
+    assert [check.name for check in final.launches[0].checks].count("preflight") == 0
+    assert final.state == "measured"
     assert left(place) == []
     client = MlflowClient(f"sqlite:///{place / 'mlflow.db'}")
     experiments = [one.experiment_id for one in client.search_experiments()]

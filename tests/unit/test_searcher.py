@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from orchestrator import searcher as module
 from orchestrator.searcher import Searcher
 from search_spaces.configuration import Configuration
 from search_spaces.drafters import drafter_knobs
@@ -97,3 +98,22 @@ def test_studies_of_several_threads_do_not_undo_each_others_hushing() -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda seed: Searcher(space, seed=seed), range(64)))
     assert len(made) == 64
+
+
+def test_a_long_study_is_cut_short_for_its_sampler_and_still_asks_for_everything_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_BEST", 2)
+    monkeypatch.setattr(module, "_NEWEST", 6)
+    space = make_space(knobs=(Knob(name="seqs", choices=tuple(range(1, 16)), flag="--max-num-seqs"),))
+    searcher, waiting, seen = Searcher(space, seed=1), list[Configuration](), list[str]()
+    while (choice := searcher.ask()) is not None:
+        seen.append(choice.key)
+        waiting.append(choice)
+        if len(waiting) == 3:  # so many are under way whenever it is cut
+            oldest = waiting.pop(0)
+            failed = oldest.values["seqs"] == 15
+            searcher.tell(oldest, None if failed else [float(oldest.k)], {"p99_ttft_ms <= 200": -1.0})
+    assert sorted(seen) == sorted(one.key for one in space.enumerate())
+    # What is kept, twice over; the tries of one ask; those under way.
+    assert len(searcher._study.get_trials(deepcopy=False)) <= 2 * (2 + 6) + 20 + 3

@@ -58,8 +58,8 @@ def kill_one(home: Path, plan: str) -> dict[str, object]:
     ]
     if len(both) < 2:
         return {}
-    os.kill(both[0]["owner"]["pid"], signal.SIGKILL)
-    return {"killed": both[0]["owner"]["pid"], "of": both[0]["cookie"], "beside": both[1]["cookie"], "at": time.time()}
+    os.kill(both[0]["owner"][0], signal.SIGKILL)
+    return {"killed": both[0]["owner"][0], "of": both[0]["cookie"], "beside": both[1]["cookie"], "at": time.time()}
 
 
 def main(home: Path, out: Path, plan: str) -> None:

@@ -53,7 +53,10 @@ def advise(
     old: Study, new: Study, before: Peak, verdict: Verdict, fields: tuple[Sequence[Candidate], Sequence[Candidate]],
     most: float,
 ) -> Advice:  # fmt: skip
-    """What follows from a verdict; `fields` are what both stacks measured, `most` the relative loss that counts."""
+    """What follows from a verdict.
+
+    `fields` are what both stacks measured, the old one's as it reads today; `most` the relative loss that counts.
+    """
     shift, peak, target = verdict.shift, verdict.peak, before.target
     then, now = ({one.configuration: one for one in side} for side in fields)
     known, here = then[before.configuration], now.get(before.configuration)
@@ -162,7 +165,8 @@ def _sure(before: Peak, known: Candidate, whole: Comparison | None, verdict: Ver
     if whole is not None:
         counts = f"95 %, as every interval here; the limit is a loss of {most:.0%}"
         said = f"best there over the old peak {_spread(whole)} ({counts}); {said}"
-    said += f"; {len(known.evidence)} launches of the old peak on the old stack"
+    turns = len(known.evidence)
+    said += f"; {turns} launch{'es' * (turns > 1)} of the old peak on the old stack"
     if verdict.peak is not None:
         said += f", {verdict.peak.estimate.launches} of the best on the new"
     if not before.confirmed:

@@ -33,7 +33,7 @@ class BothStacks:
     def __init__(self, old: Seen, new: Seen, frame: Frame) -> None:
         self.old, self.new, self.frame, self.peak = old, new, frame, frame.old_peak
         self.zone = math.log1p(frame.delta)
-        self.noise: LaunchNoise = noise_of([*old.field, *new.field], frame.launch_noise)
+        self.noise: LaunchNoise = noise_of([*old.field, *old.turns, *new.field], frame.launch_noise)
         self.here = [one.configuration for one in new.field if not one.veto]
         self.spent = sum(1 for one in new.retune if one.role != "finalist" and one.launches)
         self.finals_so_far = sum(one.role == "finalist" for one in new.retune)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from search_spaces.configuration import Configuration
 from trackers.records import Ending, Estimate, Frozen, TrialRecord
 
-from .launch_noise import LaunchNoise, logs, pooled
+from .launch_noise import LaunchNoise, disagree, logs, pooled
 from .stability import StabilityRule, in_launch_variance, judge_windows, launch_values, worst_ending
 
 __all__ = ["Candidate", "Target", "candidates", "noise_of"]
@@ -144,8 +144,11 @@ def _scores(record: TrialRecord, target: Target, rule: StabilityRule) -> list[_S
 def noise_of(field: Sequence[Candidate], prior_sd: float, prior_dof: float = 4.0) -> LaunchNoise:
     """The launch noise of these candidates, pooled over those launched more than once.
 
-    Search and finals make two groups: what the search picked was lucky in it, which is no launch noise.
+    Search and finals make two groups: what the search picked was lucky in it, which is no launch noise. Where
+    they lie further apart than luck could put them they are one, as then it is.
     """
     floor = math.sqrt(np.mean([c.error**2 for c in field])) if field else 0.0
-    groups = [launches for c in field for launches in (c.searched, c.fresh)]
-    return pooled(prior_sd, groups, prior_dof, floor)
+    apart = [(c.searched, c.fresh) for c in field]
+    noise = pooled(prior_sd, [group for pair in apart for group in pair], prior_dof, floor)
+    joined = [[s + f] if s and f and disagree(s + f, noise.sd) else [s, f] for s, f in apart]
+    return pooled(prior_sd, [group for groups in joined for group in groups], prior_dof, floor)

@@ -13,7 +13,7 @@ from .errors import EnvironmentBroken, Interrupted, PlanError
 from .joint_model import Reading, fit_scales
 from .objective import targets
 from .refusal import refuse
-from .retune import next_step
+from .retune import next_step, restated
 from .retune_view import Effort, Frame, Seen, Verdict, seen
 from .study import Bench, Study, attempt
 from .tune import Outcome, conclude, run_studies
@@ -66,9 +66,9 @@ def refind(
                 break
             verdicts.append(verdict)
             _say_likelier(verdict, target, bench)
-            fields = tuple(_seen(study, target, bench).field for study in (old, new))
-            most = bench.plan.upgrades.regression
-            advice.append(advise(old, new, before[target.name], verdict, (fields[0], fields[1]), most))
+            then, now = _both(old, new, target, bench, alternate=alternate)
+            fields, most = (restated(then, peak), now.field), bench.plan.upgrades.regression
+            advice.append(advise(old, new, before[target.name], verdict, fields, most))
         at = {} if ended else {one.peak.target.name: one.peak for one in verdicts if one.peak}
         return Outcome(
             ended={new.engine: ended or "the verdict is in"},
@@ -91,15 +91,19 @@ def named_study(studies: Sequence[Study], name: str | None, at: int) -> Study:
     return found
 
 
-def _seen(study: Study, target: Target, bench: Bench, turns_from: float | None = None) -> Seen:
-    return seen(bench.memory.of(study.key), target, bench.plan.precision.rule(), turns_from=turns_from)
+def _both(old: Study, new: Study, target: Target, bench: Bench, *, alternate: bool) -> tuple[Seen, Seen]:
+    """The records of both; the old engine's since this retune began were taken in turn."""
+    rule = bench.plan.precision.rule()
+    now = seen(bench.memory.of(new.key), target, rule)
+    turns_from = now.retune[0].started_at if alternate and now.retune else None
+    return seen(bench.memory.of(old.key), target, rule, turns_from=turns_from), now
 
 
 def _refind_one(
     old: Study, new: Study, target: Target, peak: Configuration, bench: Bench, effort: Effort, *, alternate: bool
 ) -> Verdict | str:
     """Launch what the planner asks for until it has a verdict; why it stopped where the budget ended first."""
-    plan, past = bench.plan, _seen(old, target, bench)
+    plan, past = bench.plan, _both(old, new, target, bench, alternate=False)[0]
     readings = [Reading(c, target.score(values), len(values)) for c, values in past.readings]
     frame = Frame(
         space=new.space,
@@ -114,10 +118,7 @@ def _refind_one(
         alternate=alternate,
     )
     while True:
-        now = _seen(new, target, bench)
-        if alternate and now.retune:
-            past = _seen(old, target, bench, now.retune[0].started_at)
-        step = next_step(past, now, frame)
+        step = next_step(*_both(old, new, target, bench, alternate=alternate), frame)
         if isinstance(step, Verdict):
             return step
         if not bench.budget.take():

@@ -19,7 +19,7 @@ from .peak import beats, declare_peak
 from .retune_view import Frame, Seen, Step, Verdict, one_knob_away
 from .shift import PeakShift, judge_shift
 
-__all__ = ["next_step"]
+__all__ = ["next_step", "restated"]
 
 _ANCHORS = 2
 _CLEAR = 5.0  # indifference zones of lead that no drift of a machine makes
@@ -175,7 +175,7 @@ class _Now(BothStacks):
     def verdict(self) -> Verdict:
         frame = self.frame
         shift = judge_shift(
-            _restated(self.old, self.peak),
+            restated(self.old, self.peak),
             self.judged,
             self.peak,
             frame.target,
@@ -229,7 +229,7 @@ def _all_fresh(one: Candidate) -> Candidate:
     return one.model_copy(update={"fresh": one.searched + one.fresh, "searched": ()})
 
 
-def _restated(old: Seen, peak: Configuration) -> list[Candidate]:
+def restated(old: Seen, peak: Configuration) -> list[Candidate]:
     """The old study as it would read today, by the old peak's launches in turn with the new stack's."""
     today = next((one for one in old.turns if one.configuration == peak), None)
     then = next((one for one in old.field if one.configuration == peak), None)

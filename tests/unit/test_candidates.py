@@ -127,8 +127,15 @@ def test_the_estimate_is_that_of_the_launches_that_speak() -> None:
 
 
 def test_what_the_search_picked_for_its_luck_is_no_launch_noise() -> None:
-    lucky = Candidate(configuration=K4, searched=(110.0,), fresh=(100.0, 100.0))
+    lucky = Candidate(configuration=K4, searched=(105.0,), fresh=(100.0, 100.0))
     assert noise_of([lucky], 0.02).sd < 0.02
+
+
+def test_what_no_luck_of_the_search_explains_is_launch_noise() -> None:
+    apart = Candidate(configuration=K4, searched=(393.0,), fresh=(343.0,))  # as seen on a real engine
+    steady = Candidate(configuration=K8, searched=(300.0,), fresh=(301.0,))
+    assert noise_of([apart, steady], 0.005).sd > 0.03
+    assert noise_of([steady], 0.005).sd < 0.006
 
 
 def test_noise_is_never_under_the_windows_own_error() -> None:

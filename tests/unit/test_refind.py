@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 
@@ -132,11 +133,16 @@ def test_the_old_engine_is_launched_in_turn_where_it_still_can_be(
     here = machine("null")
     run_studies(studies[:1], here.bench())
     before = len(here.memory.of(studies[0].key))
-    refound(here, studies, alternate=True)
+    found = refound(here, studies, alternate=True)
     turns = here.memory.of(studies[0].key)[before:]
     assert [one.role for one in turns[:2]] == ["anchor", "anchor"]
     new = [one for one in here.memory.of(studies[1].key) if one.role == "anchor"]
     assert new[0].started_at < turns[0].started_at < new[1].started_at
+    # What is advised rests on the launches in turn, as the verdict does.
+    (told,) = found.advice
+    values = [one.estimates["generate/decode_tok_s"].value for one in turns]
+    assert told.old_value.launches == len(turns)
+    assert told.old_value.value == pytest.approx(geometric_mean(values), rel=1e-6)
 
 
 def test_an_old_engine_that_no_longer_runs_ends_the_turns_and_nothing_else(

@@ -2,10 +2,11 @@
 
     python benchmarks/rivals.py FOLDER [--seeds 3] [--nulls 4] [--launches 20] [--tools repeak,ray-optuna]
 
-`repeak` is its own loop, `vllm-opt` vllm-optimizer with TPE and its four repeats a launch, `vllm-opt-validated` that
-with finalist validation, `ray-optuna` Ray Tune's OptunaSearch around a script. FOLDER gets their virtual environments
-and a row for each study, which is not run again. `vllm serve` on PATH is the simulated engine, `vllm bench serve` a
-stand-in. Every tool reads speed off the engine's clock: what a busy machine adds to a client's would drown the rest.
+`repeak` is its own loop; `vllm-opt` is vllm-optimizer with TPE and its four repeats a launch; `vllm-opt-validated` adds
+its finalist validation, and keeps what is in use where that names no clear winner; `ray-optuna` is Ray Tune's
+OptunaSearch around a script. FOLDER gets their virtual environments and a row for each study, which is not run again.
+`vllm serve` on PATH is the simulated engine, `vllm bench serve` a stand-in. Every tool reads speed off the engine's
+clock: what a busy machine adds to a client's times would drown what is compared.
 
 The space is three flags, 125 configurations. No drafters: vllm-opt can list whole --speculative-config texts, but not
 k below a drafter. A `peak` surface has a hill for each flag, one interaction, and 25 configurations that cannot start;
@@ -24,20 +25,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, product
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import yaml
-
 from benchmarks import rivals_side
+from benchmarks.rivals_side import IN_USE, LOAD, NEEDS, SPACE, Row, engine_clock, flags_in, ray_optuna, vllm_opt
 from orchestrator.candidates import candidates, noise_of
 from orchestrator.local_slot import LocalSlot
 from orchestrator.objective import targets
@@ -54,29 +52,16 @@ from orchestrator.workload import Workload
 from trackers.journal import Journal
 from trackers.records import Measurement
 
-NEEDS = {"vllm-opt": ["vllm-optimizer==0.1.0a21"], "ray-optuna": ["ray[tune]==2.60.0", "optuna==5.0.0"]}
-SPACE: dict[str, list[Any]] = {
-    "max-num-seqs": [8, 16, 32, 64, 128],
-    "max-num-batched-tokens": [2048, 4096, 8192, 16384, 32768],
-    "gpu-memory-utilization": [0.7, 0.8, 0.85, 0.9, 0.94],
-}
-IN_USE = {"max-num-seqs": 64, "max-num-batched-tokens": 8192, "gpu-memory-utilization": 0.9}
-REQUESTS, FLIGHT, TOKENS, BOUND_S, GONE_S = 4, 1, 64, 900.0, 20.0
-LOAD = {"num-prompts": REQUESTS, "max-concurrency": FLIGHT, "random-input-len": TOKENS, "random-output-len": TOKENS}
-NOISE, TRAFFIC = Noise(launch_sd=0.015, window_sd=0.002), Traffic(streams=FLIGHT)
+BOUND_S, GONE_S = 900.0, 20.0
+NOISE, TRAFFIC = Noise(launch_sd=0.015, window_sd=0.002), Traffic(streams=LOAD["max-concurrency"])
 FLAT = Surface(
     base_tok_s=60.0, slope=0.0, budget_loss=0.0, cache_cost=0.0, unprofiled_gib=0.0, graph_gib_per_token=0.0,
     state_groups=0, block_size=16, max_model_len=4096,
 )  # fmt: skip
-Row = dict[str, Any]
 
 
 def under(values: Row) -> Row:
     return {name.replace("-", "_"): value for name, value in values.items()}
-
-
-def flags_in(values: Row) -> Row:
-    return {name: values.get(name, here) for name, here in IN_USE.items()}
 
 
 def speed(surface: Surface, values: Row) -> float:
@@ -110,7 +95,7 @@ class Place:
         shutil.rmtree(self.at, ignore_errors=True)
         (self.at / "path").mkdir(parents=True)
         self.model.mkdir(exist_ok=True)
-        drawn = random.Random(name).randrange(10**6)
+        self.port, drawn = free_port(), random.Random(name).randrange(10**6)
         shape = Simulation(surface=self.surface, noise=NOISE, seed=drawn, speed=20.0, tick_s=0.02)
         self.engine, vllm = simulated_environment(shape, self.at / "engine"), self.at / "path" / "vllm"
         bench = f'[ "$1" = bench ] && exec {sys.executable} -S {rivals_side.__file__} "$@"'
@@ -133,66 +118,13 @@ class Place:
             time.sleep(0.2)
 
 
-def answer(tried: list[tuple[Row, float | None]], chosen: Row, *, sure: bool | None, gain: float) -> Row:
-    """What a tool that believes its largest reading says after each launch, and at its end."""
-
-    def after(launches: int) -> Row:
-        return max(tried[:launches], key=lambda one: one[1] or 0.0)[0]
-
-    return {"after4": after(4), "after10": after(10), "end": chosen, "sure": sure, "gain": gain}
-
-
-def vllm_opt(place: Place, *, validated: bool = False) -> Row:
-    # Its baseline is a launch, and validation launches this and two others again.
-    trials = place.launches - (4 if validated else 1)
-    config = {
-        "experiment": {"name": "rival", "output_dir": str(place.at / "runs"), "seed": place.seed},
-        "server": {"model": str(place.model), "port": free_port(), **IN_USE},
-        "tune": {name: {"values": choices} for name, choices in SPACE.items()},
-        "benchmark": {"engine": "vllm", "runs": [{"name": "load", "args": LOAD}]},
-        "optimization": {"maximize": "output_tokens_per_second", "sampler": "tpe", "trials": trials},
-        "analysis": {"finalist_validation": {}} if validated else {},
-    }
-    (place.at / "rival.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    place.run(place.folder / "vllm-opt" / "bin" / "vllm-opt", "--config", place.at / "rival.yaml")
-    (file,) = (place.at / "runs").glob("*/*/result.json")
-    found = json.loads(file.read_text(encoding="utf-8"))
-    told = found.get("finalist_validation") or found
-    read = {one["trial_id"]: one for one in told.get("search_ranking", found["ranking"])}
-    read["baseline"] = told.get("search_baseline", found["baseline"])
-    order = ["baseline", *(f"trial-{number:04d}" for number in range(1, trials + 1))]
-    rows = [read.get(name, {"server_args": {}, "score": None}) for name in order]
-    tried = [(flags_in(row["server_args"]), row["score"]) for row in rows]
-    if validated:
-        winner = found["selection_decision"]["winner_trial_id"] or "baseline"
-        gain = (found["best_tuned_improvement_percent"] or 0.0) / 100
-        return answer(tried, flags_in(read[winner]["server_args"]), sure=winner != "baseline", gain=gain)
-    sure = "Repeat ranges favor the recommendation" in file.with_name("report.html").read_text(encoding="utf-8")
-    return answer(tried, flags_in(found["best"]["server_args"]), sure=sure, gain=found["improvement_percent"] / 100)
-
-
-def ray_optuna(place: Place) -> Row:
-    sent = {**LOAD, "num-prompts": 4 * REQUESTS}
-    flags = [text for name, one in sent.items() for text in (f"--{name}", str(one))]
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as temp:
-        spec = {"space": SPACE, "in_use": IN_USE, "launches": place.launches, "seed": place.seed, "port": free_port()}
-        spec |= {"model": str(place.model), "bench": flags, "out": str(place.at / "ray.json"), "temp": temp}
-        (place.at / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
-        python = place.folder / "ray-optuna" / "bin" / "python"
-        place.run(python, rivals_side.__file__, "ray", place.at / "spec.json")
-    tried = [(values, read) for values, read in json.loads((place.at / "ray.json").read_text(encoding="utf-8"))]
-    chosen, read = max(tried, key=lambda one: one[1] or 0.0)
-    return answer(tried, chosen, sure=None, gain=read / tried[0][1] - 1)
-
-
 class ByEngineClock(LocalSlot):
-    """The product's slot, whose windows have the speed that the engine's clock shows, as the others read it."""
+    """The product's slot with speed by the engine's clock, which makes a slow client no objection."""
 
     def measure(self, workload: Workload, window: int) -> Measurement:
         url = self._ready.base_url if self._ready else ""
-        before, found = rivals_side.engine_clock(url), super().measure(workload, window)
-        tokens, seconds = (now - then for now, then in zip(rivals_side.engine_clock(url), before, strict=True))
-        # That the client was too slow is then no objection.
+        before, found = engine_clock(url), super().measure(workload, window)
+        tokens, seconds = (now - then for now, then in zip(engine_clock(url), before, strict=True))
         checks = tuple(check for check in found.checks if check.name != "client_bound")
         metrics = {**found.metrics, "decode_tok_s": tokens / seconds}
         return found.model_copy(update={"metrics": metrics, "checks": checks})
@@ -200,19 +132,13 @@ class ByEngineClock(LocalSlot):
 
 def repeak(place: Place) -> Row:
     line = " ".join(f"--{name} {value}" for name, value in IN_USE.items())
-    traffic = {"name": "load", "kind": "generate", "prompt_tokens": TOKENS, "output_tokens": TOKENS}
-    plan = {
-        "name": "rivals",
-        "model": {"path": str(place.model)},
-        "engines": [{"name": "simulated", "python": str(place.engine.python)}],
-        "incumbent": f"vllm serve {place.model} {line}",
-        "workloads": [{**traffic, "concurrency": FLIGHT, "requests_per_window": REQUESTS}],
-        "space": under(SPACE),
-        "precision": {"min_windows": 3, "max_windows": 4},
-        "search": {"seed": place.seed},
-        "budget": {"launches": place.launches},
-    }
-    (place.at / "plan.yaml").write_text(yaml.safe_dump(plan), encoding="utf-8")
+    names = ("requests_per_window", "concurrency", "prompt_tokens", "output_tokens")
+    traffic = {"name": "load", "kind": "generate", **dict(zip(names, LOAD.values(), strict=True))}
+    plan: Row = {"name": "rivals", "model": {"path": str(place.model)}, "incumbent": f"vllm serve {place.model} {line}"}
+    plan |= {"engines": [{"name": "simulated", "python": str(place.engine.python)}], "workloads": [traffic]}
+    plan |= {"space": under(SPACE), "search": {"seed": place.seed}, "budget": {"launches": place.launches}}
+    plan["precision"] = {"min_windows": 3, "max_windows": 4}
+    (place.at / "plan.yaml").write_text(json.dumps(plan), encoding="utf-8")
     place.env |= {"REPEAK_HOME": str(place.at), "MLFLOW_TRACKING_URI": f"sqlite:///{place.at}/mlflow.db"}
     # Forked, for the imports take longer than several launches.
     child = multiprocessing.get_context("fork").Process(target=tuned, args=(place,))
@@ -240,23 +166,20 @@ def tuned(place: Place) -> None:
         return declare_peak(field, target, noise, plan.precision.zone, incumbent=study.incumbent, defaults=plain)
 
     def chosen(peak: Peak | None) -> Row:
-        return flags_in(
-            {name.replace("_", "-"): one for name, one in peak.configuration.values.items()} if peak else {}
-        )
+        values = peak.configuration.values if peak else {}
+        return flags_in({name.replace("_", "-"): one for name, one in values.items()})
 
     peak = result.outcome.peaks[study.engine].get(target.name)
-    told: Row = {"after4": chosen(declared(4)), "after10": chosen(declared(10)), "end": chosen(peak)}
     gain = peak.better_than_incumbent if peak else None
-    told |= {"sure": gain is not None, "gain": gain.ratio - 1 if gain else 0.0}
+    told: Row = {"end": chosen(peak), "sure": gain is not None, "gain": gain.ratio - 1 if gain else 0.0}
+    told |= {"after4": chosen(declared(4)), "after10": chosen(declared(10))}
     (place.at / "told.json").write_text(json.dumps(told), encoding="utf-8")
 
 
 TOOLS: dict[str, Callable[[Place], Row]] = {
-    "repeak": repeak,
-    "vllm-opt": vllm_opt,
-    "vllm-opt-validated": partial(vllm_opt, validated=True),
+    "repeak": repeak, "vllm-opt": vllm_opt, "vllm-opt-validated": partial(vllm_opt, validated=True),
     "ray-optuna": ray_optuna,
-}
+}  # fmt: skip
 
 
 def study(place: Place, kind: str, tool: str) -> Row:
@@ -273,17 +196,16 @@ def study(place: Place, kind: str, tool: str) -> Row:
 
 
 def table(rows: list[Row]) -> None:
-    head = "surface | tool | studies | launches | left running | regret % in use | after 4 | after 10 | end | worst"
-    head += " | names another | stands by it | gain told % | true"
-    print(f"| {head} |\n|{'---|' * (head.count('|') + 1)}")
-
     def mean(rows: list[Row], key: str) -> str:
         return f"{100 * sum(row[key] for row in rows) / len(rows):.1f}"
 
+    head = "surface | tool | studies | launches | left running | regret % in use | after 4 | after 10 | end | worst"
+    head += " | names another | stands by it | gain told % | true"
+    print(f"| {head} |\n|{'---|' * (head.count('|') + 1)}")
     for kind, tool in product(("peak", "null"), TOOLS):
         mine = [row for row in rows if (row["kind"], row["tool"]) == (kind, tool)]
-        if mine:
-            n, sure = len(mine), [row["told"]["sure"] for row in mine]
+        if n := len(mine):
+            sure = [row["told"]["sure"] for row in mine]
             cells = [kind, tool, n, sum(row["launches"] for row in mine) / n, sum(row["left"] for row in mine)]
             cells += [mean(mine, key) for key in ("in_use", "after4", "after10", "end")]
             cells += [mean([max(mine, key=lambda row: float(row["end"]))], "end"), sum(row["switched"] for row in mine)]
@@ -293,6 +215,7 @@ def table(rows: list[Row]) -> None:
 
 def install(folder: Path, tools: list[str]) -> None:
     """The others' virtual environments, where they are missing."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, wanted in NEEDS.items():
         if any(tool.startswith(name) for tool in tools) and not (folder / name / "ready").exists():
             subprocess.run([sys.executable, "-m", "venv", "--clear", folder / name], check=True, timeout=300)
@@ -304,18 +227,17 @@ def install(folder: Path, tools: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seeds", type=int, default=3, help="surfaces with a peak")
-    parser.add_argument("--nulls", type=int, default=4, help="flat ones")
-    parser.add_argument("--launches", type=int, default=20)
+    for name, number in (("seeds", 3), ("nulls", 4), ("launches", 20)):
+        parser.add_argument(f"--{name}", type=int, default=number)
     parser.add_argument("--tools", default=",".join(TOOLS))
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder, tools = asked.folder.resolve(), asked.tools.split(",")
-    folder.mkdir(parents=True, exist_ok=True)
-    out = folder / "rows.jsonl"
-    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+    install(folder, tools)
+    (out := folder / "rows.jsonl").touch()
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     done = {(row["kind"], row["seed"], row["tool"], row["allowed"]) for row in rows}
     cases = [("null", seed) for seed in range(asked.nulls)] + [("peak", seed) for seed in range(asked.seeds)]
-    install(folder, tools)
     for (kind, seed), tool in product(sorted(cases, key=lambda case: case[1]), tools):
         if (kind, seed, tool, asked.launches) not in done:
             rows.append(study(Place(folder, kind, seed, tool, asked.launches), kind, tool))

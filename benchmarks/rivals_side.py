@@ -1,7 +1,7 @@
-"""What `rivals.py` runs in other environments: `vllm bench serve`'s stand-in, and Ray Tune glued by hand.
+"""The other tools beside `rivals.py`: what they are asked and say, and what runs in their environments.
 
-`rivals_side.py bench serve [flags]` sends `--num-prompts` requests, `--max-concurrency` at a time, and saves a result
-as `vllm bench serve` does. `rivals_side.py ray SPEC` is a user's own OptunaSearch around `vllm serve` and one bench.
+`rivals_side.py bench serve [flags]` is `vllm bench serve`'s stand-in: `--num-prompts` requests, `--max-concurrency` at
+a time, and a result as that saves it. `rivals_side.py ray SPEC` is a user's own OptunaSearch around one bench a launch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,19 @@ from pathlib import Path
 from typing import Any
 
 START_S, BENCH_S, STOP_S = 60.0, 120.0, 10.0
+NEEDS = {"vllm-opt": ["vllm-optimizer==0.1.0a21"], "ray-optuna": ["ray[tune]==2.60.0", "optuna==5.0.0"]}
+SPACE: dict[str, list[Any]] = {
+    "max-num-seqs": [8, 16, 32, 64, 128],
+    "max-num-batched-tokens": [2048, 4096, 8192, 16384, 32768],
+    "gpu-memory-utilization": [0.7, 0.8, 0.85, 0.9, 0.94],
+}
+IN_USE = {"max-num-seqs": 64, "max-num-batched-tokens": 8192, "gpu-memory-utilization": 0.9}
+LOAD = {"num-prompts": 4, "max-concurrency": 1, "random-input-len": 64, "random-output-len": 64}
+Row = dict[str, Any]
+
+
+def flags_in(values: Row) -> Row:
+    return {name: values.get(name, here) for name, here in IN_USE.items()}
 
 
 def engine_clock(url: str) -> tuple[float, float]:
@@ -61,7 +75,7 @@ def bench(argv: list[str]) -> None:
     (Path(flags["result-dir"]) / flags["result-filename"]).write_text(json.dumps(result), encoding="utf-8")
 
 
-def launched(spec: dict[str, Any], values: dict[str, Any]) -> float:
+def launched(spec: Row, values: Row) -> float:
     """One engine started, measured once and stopped, as a user's script does; RuntimeError where it does not start."""
     where, out = ["--host", "127.0.0.1", "--port", str(spec["port"])], Path(spec["out"])
     chosen = [text for name, value in values.items() for text in (f"--{name}", str(value))]
@@ -92,7 +106,7 @@ def healthy(port: int) -> bool:
         return False
 
 
-def ray_tune(spec: dict[str, Any]) -> None:
+def ray_tune(spec: Row) -> None:
     """One trial at a time, the configuration in use first; saves (values, speed or None) in the order tried."""
     # By name: only this mode runs where Ray Tune is.
     ray, tune = importlib.import_module("ray"), importlib.import_module("ray.tune")
@@ -101,12 +115,12 @@ def ray_tune(spec: dict[str, Any]) -> None:
         num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=spec["temp"], _node_ip_address="127.0.0.1"
     )
 
-    def trial(values: dict[str, Any]) -> None:
+    def trial(values: Row) -> None:
         tune.report({"output_throughput": launched(spec, values)})
 
     search = optuna.OptunaSearch(
-        {name: tune.choice(choices) for name, choices in spec["space"].items()},
-        metric="output_throughput", mode="max", seed=spec["seed"], points_to_evaluate=[spec["in_use"]],
+        {name: tune.choice(choices) for name, choices in SPACE.items()},
+        metric="output_throughput", mode="max", seed=spec["seed"], points_to_evaluate=[IN_USE],
     )  # fmt: skip
     wanted = tune.TuneConfig(search_alg=search, num_samples=spec["launches"], max_concurrent_trials=1)
     where = tune.RunConfig(name="rival", storage_path=str(Path(spec["out"]).parent), verbose=0)
@@ -114,6 +128,58 @@ def ray_tune(spec: dict[str, Any]) -> None:
     tried = [[one.config, None if one.error else one.metrics["output_throughput"]] for one in found]
     ray.shutdown()
     Path(spec["out"]).write_text(json.dumps(tried), encoding="utf-8")
+
+
+def answer(tried: list[tuple[Row, float | None]], chosen: Row, *, sure: bool | None, gain: float) -> Row:
+    """What a tool that believes its largest reading says after each launch, and at its end."""
+
+    def after(launches: int) -> Row:
+        return max(tried[:launches], key=lambda one: one[1] or 0.0)[0]
+
+    return {"after4": after(4), "after10": after(10), "end": chosen, "sure": sure, "gain": gain}
+
+
+def vllm_opt(place: Any, *, validated: bool = False) -> Row:
+    # Its baseline is a launch, and validation launches this and two others again.
+    trials = place.launches - (4 if validated else 1)
+    config = {
+        "experiment": {"name": "rival", "output_dir": str(place.at / "runs"), "seed": place.seed},
+        "server": {"model": str(place.model), "port": place.port, **IN_USE},
+        "tune": {name: {"values": choices} for name, choices in SPACE.items()},
+        "benchmark": {"engine": "vllm", "runs": [{"name": "load", "args": LOAD}]},
+        "optimization": {"maximize": "output_tokens_per_second", "sampler": "tpe", "trials": trials},
+        "analysis": {"finalist_validation": {}} if validated else {},
+    }
+    (place.at / "rival.yaml").write_text(json.dumps(config), encoding="utf-8")
+    place.run(place.folder / "vllm-opt" / "bin" / "vllm-opt", "--config", place.at / "rival.yaml")
+    (file,) = (place.at / "runs").glob("*/*/result.json")
+    found = json.loads(file.read_text(encoding="utf-8"))
+    told = found.get("finalist_validation") or found
+    read = {one["trial_id"]: one for one in told.get("search_ranking", found["ranking"])}
+    read["baseline"] = told.get("search_baseline", found["baseline"])
+    order = ["baseline", *(f"trial-{number:04d}" for number in range(1, trials + 1))]
+    rows = [read.get(name, {"server_args": {}, "score": None}) for name in order]
+    tried = [(flags_in(row["server_args"]), row["score"]) for row in rows]
+    if validated:
+        winner = found["selection_decision"]["winner_trial_id"] or "baseline"
+        gain = (found["best_tuned_improvement_percent"] or 0.0) / 100
+        return answer(tried, flags_in(read[winner]["server_args"]), sure=winner != "baseline", gain=gain)
+    sure = "Repeat ranges favor the recommendation" in file.with_name("report.html").read_text(encoding="utf-8")
+    return answer(tried, flags_in(found["best"]["server_args"]), sure=sure, gain=found["improvement_percent"] / 100)
+
+
+def ray_optuna(place: Any) -> Row:
+    sent = {**LOAD, "num-prompts": 4 * LOAD["num-prompts"]}
+    flags = [text for name, one in sent.items() for text in (f"--{name}", str(one))]
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as temp:
+        spec = {"launches": place.launches, "seed": place.seed, "port": place.port}
+        spec |= {"model": str(place.model), "bench": flags, "out": str(place.at / "ray.json"), "temp": temp}
+        (place.at / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
+        python = place.folder / "ray-optuna" / "bin" / "python"
+        place.run(python, __file__, "ray", place.at / "spec.json")
+    tried = [(values, read) for values, read in json.loads((place.at / "ray.json").read_text(encoding="utf-8"))]
+    chosen, read = max(tried, key=lambda one: one[1] or 0.0)
+    return answer(tried, chosen, sure=None, gain=read / tried[0][1] - 1)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
     python benchmarks/chaos.py --mode real --kills 18       CPU engines on Ray; $REPEAK_HOME has environment and model
 
 Each kill has a data directory of its own. After it nothing that carries a mark of the run (its cookie, or being
-below one that does) may live for more than 20 s, the same command run again must end well, and then every window
-that was on disk must be there once, in the journal, in its trial's record and, as a run, in MLflow's store.
+below one that does) may live for more than 20 s, no directory or shared memory of an engine may be left, the same
+command run again must end well, and then every window that was on disk must be there once, in the journal, in its
+trial's record and, as a run, in MLflow's store.
 `--first` goes on in the series of a seed; `--log` adds up over several calls.
 """
 
@@ -103,6 +104,8 @@ class Place:
 
     def __init__(self, directory: Path, store: Path, mode: str, engine: str) -> None:
         self.home, self.mode = directory, mode
+        self.scratches: set[Path] = set()
+        self.shared = shared_memory()
         self.seen: tuple[int, list[dict[str, Any]]] = (0, [])
         self.journal = directory / "journals" / "chaos"
         directory.mkdir()
@@ -146,7 +149,9 @@ class Place:
 
     def engine(self, trial: str) -> Running | None:
         entries = (read(path) for path in (self.home / "running").glob("*.json"))
-        return next((one for one in entries if one and f"-{trial}-" in one.cookie and one.engine), None)
+        mine = [one for one in entries if one and f"-{trial}-" in one.cookie]
+        self.scratches |= {Path(one.scratch) for one in mine if one.scratch}
+        return next((one for one in mine if one.engine), None)
 
     def engine_log(self, trial: str) -> bytes:
         logs = sorted((self.journal / "trials" / trial).glob("launch-*/engine.log"))
@@ -157,6 +162,11 @@ class Place:
             return Path(f"/proc/{who.pid}/cmdline").read_bytes()
         return b""
 
+    def littered(self) -> set[Path]:
+        """Directories of engines that are still there, and shared memory; simulated engines have none of that."""
+        more = shared_memory() - self.shared if self.mode == "real" else set()
+        return {one for one in self.scratches if one.exists()} | more
+
     def marked(self) -> set[Process]:
         """Every living process with the mark of a trial of this journal, and all below it."""
         trials = [line["id"][0].encode() for line in self.lines() if line["kind"] == "begin"]
@@ -164,6 +174,10 @@ class Place:
         marks = {pid: [part for part in environment(pid) if part.startswith(COOKIE.encode())] for pid in table}
         found = [pid for pid in table if any(trial in part for part in marks[pid] for trial in trials)]
         return {table[pid].who for pid in found if table[pid].alive} | set(descendants_of(found, table))
+
+
+def shared_memory() -> set[Path]:
+    return {*Path("/dev/shm").glob("psm_*"), *Path("/dev/shm").glob("sem.mp-*")}
 
 
 def until(condition: Callable[[], Any], seconds: float, every_s: float = 0.04) -> Any:
@@ -313,9 +327,12 @@ def suffer(place: Place, kill: Kill, server: Server) -> Found | None:
     again = ended(place.tune(server.start() if through_server else f"sqlite:///{file}"), long_s)
     until(lambda: not place.marked(), GONE_S, 0.4)
     leaks |= place.marked()
+    until(lambda: not place.littered(), GONE_S, 0.4)
     # 4: everything ran, and on a machine as busy as this nothing was measurable.
     wrong = f"run {first}, then {again}" if first is None or again not in (0, 4) else ""
-    return Found(kill.number, kill.target, kill.phase, len(leaks), *judge(place, before, file), wrong)
+    return Found(
+        kill.number, kill.target, kill.phase, len(leaks) + len(place.littered()), *judge(place, before, file), wrong
+    )
 
 
 def table(found: list[Found]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import secrets
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +30,7 @@ from .watched_process import WatchedProcess
 __all__ = ["EngineServer", "Ready", "ServerLimits", "Stopped", "read_ends"]
 
 POLL_S = 0.5
+SOCKETS_AT_MOST = 70  # a socket's path has 107 characters, its name takes 37 of them
 LOG_HEAD_BYTES, LOG_TAIL_BYTES, STATUS_BYTES = 256 << 10, 2 << 20, 16 << 10
 
 
@@ -100,6 +103,11 @@ class EngineServer:
         # Without this a process that sets its title wipes the cookie from its visible environment.
         self.env["SPT_NOENV"] = "1"
         self._remove = removal(Path(argv[0]), cookie)
+        # An engine leaves its sockets where it made them: here they go with it. A container's go with that.
+        scratch = str(Path(tempfile.gettempdir(), f"repeak-{secrets.token_hex(6)}"))
+        self._scratch = "" if self._remove or len(scratch) > SOCKETS_AT_MOST else scratch
+        if self._scratch:
+            self.env = {"VLLM_RPC_BASE_PATH": self._scratch, **self.env}
         self._watched: WatchedProcess | None = None
         self._failure: Failure | None = None
         self._stopped: Stopped | None = None
@@ -203,15 +211,18 @@ class EngineServer:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.log_path.write_bytes(b"")
         self._answered = False
-        janitor.register(self.running_dir, self.cookie, self.run_dir.name, remove=self._remove)
+        outside: dict[str, Any] = {"remove": self._remove, "scratch": self._scratch}
+        janitor.register(self.running_dir, self.cookie, self.run_dir.name, **outside)
+        if self._scratch:
+            Path(self._scratch).mkdir(mode=0o700, exist_ok=True)
         argv = [*self.argv, "--host", "127.0.0.1", "--port", str(port)]
         told = {"argv": argv, "env": self.env, "log": str(self.log_path), "owner": identify(os.getpid())}
-        spec = {**asdict(self.limits), **told, "remove": self._remove}
+        spec = {**asdict(self.limits), **told, **outside}
         watched = self._watched = WatchedProcess(spec, self.cookie, self.run_dir / "watchdog.log")
         while "started" not in watched.events:
             self._wait()
         pair = watched.process("watchdog"), watched.process("engine")
-        janitor.register(self.running_dir, self.cookie, self.run_dir.name, *pair, remove=self._remove)
+        janitor.register(self.running_dir, self.cookie, self.run_dir.name, *pair, **outside)
         return watched
 
     def _prove(self, port: int, watched: WatchedProcess) -> Ready:

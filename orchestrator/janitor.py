@@ -34,6 +34,7 @@ class Running(Frozen):
     watchdog: Process | None = None
     engine: Process | None = None
     remove: tuple[str, ...] = ()
+    scratch: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,14 @@ def register(
     engine: Process | None = None,
     *,
     remove: Sequence[str] = (),
+    scratch: str = "",
 ) -> None:
     """Write the entry of an engine that this process owns, whole or not at all, over an earlier one of it.
 
-    `remove` is the command that removes what of it no signal reaches: its container.
+    `remove` is the command that removes what of it no signal reaches: its container; `scratch` its own directory.
     """
     owner = identify(os.getpid()) or Process(os.getpid(), 0)
-    more = {"watchdog": watchdog, "engine": engine, "remove": tuple(remove)}
+    more = {"watchdog": watchdog, "engine": engine, "remove": tuple(remove), "scratch": scratch}
     entry = Running.model_validate({"cookie": cookie, "run": run, "place": here(), "owner": owner, **more})
     directory.mkdir(parents=True, exist_ok=True)
     draft = directory / f"{cookie}.{os.getpid()}.part"
@@ -94,7 +96,7 @@ def sweep(directory: Path, *, patience_s: float = 15.0, grace_s: float = GRACE_S
             time.sleep(0.1)
         holders = cookie_holders(entry.cookie)
         left = remove_holders(entry.cookie, grace_s)["left"]
-        left += not removed(list(entry.remove), os.environ)
+        left += not removed(list(entry.remove), os.environ, entry.scratch)
         if holders:
             pids = tuple(who.pid for who in holders)
             strays.append(Stray(entry.cookie, entry.run, pids, left, time.monotonic() - begun))

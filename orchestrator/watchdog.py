@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -24,6 +25,7 @@ __all__ = ["Process", "descendants_of", "end_tree", "process_table", "read_proce
 
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.5
+TRACKER_S = 5.0
 KILL_S = 30.0  # a process in an uninterruptible device call can outlive its SIGKILL by seconds
 
 
@@ -104,8 +106,9 @@ def end_tree(
 ) -> dict[str, int]:
     """The stop ladder: TERM to the leader, TERM to the whole tree, KILL until `find` finds nothing.
 
-    A stopped process is continued so that it can act on the TERM. Returns how many processes were left to
-    `termed` and `killed`, and how many are `left` after `KILL_S` of killing.
+    A stopped process is continued so that it can act on the TERM. Python's resource trackers are killed last: once
+    all that they serve are gone they take shared memory away, which would otherwise stay. Returns how many
+    processes were left to `termed` and `killed`, and how many are `left` after `KILL_S` of killing.
     """
 
     def wait(seconds: float, until: Callable[[], bool]) -> None:
@@ -120,18 +123,32 @@ def end_tree(
     termed = [who for who in find() if ask(who)]
     wait(tree_grace_s, lambda: not find())
     killed: set[Process] = set()
+    spared_until = time.monotonic() + TRACKER_S
 
     def kill_all() -> bool:
         left = find()
-        killed.update(who for who in left if send(who, signal.SIGKILL))
+        spare = time.monotonic() < spared_until
+        killed.update(who for who in left if not (spare and is_tracker(who)) and send(who, signal.SIGKILL))
         return not left
 
     wait(KILL_S, kill_all)
     return {"termed": len(termed), "killed": len(killed), "left": len(find())}
 
 
-def removed(command: list[str], env: Mapping[str, str]) -> bool:
-    """Whether what lies outside the process tree (a container) is gone; its own command for that is run."""
+def is_tracker(who: Process) -> bool:
+    """Whether it is what Python's multiprocessing runs to take away what dead processes leave."""
+    with contextlib.suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{who.pid}/cmdline").read_bytes()
+    return False
+
+
+def removed(command: list[str], env: Mapping[str, str], scratch: str = "") -> bool:
+    """Whether what lies outside the process tree (a container) is gone; its own command for that is run.
+
+    The directory of what the tree made for itself alone goes with it.
+    """
+    if scratch:
+        shutil.rmtree(scratch, ignore_errors=True)
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return not command or subprocess.run(command, env=env, capture_output=True, timeout=300).returncode == 0  # noqa: PLW1510
     return False
@@ -194,7 +211,7 @@ class Keeper:
             hurried=lambda: self.wish == "end",
         )
         self.reap()
-        counts["left"] += not removed(self.spec.get("remove", []), self.spec["env"])
+        counts["left"] += not removed(self.spec.get("remove", []), self.spec["env"], self.spec.get("scratch", ""))
         if asked and self.code is not None:
             report(event="exited", code=self.code, asked=True)
         report(event="gone", seconds=round(time.monotonic() - begun, 3), **counts)

@@ -28,7 +28,7 @@ class WatchedProcess:
 
     Args:
         spec: What watchdog.py reads: argv, env, log, limits, owner; `stdin`, `stdout`: file descriptors to give it;
-            `remove`: the command that removes what the tree left outside itself.
+            `remove`: the command that removes what the tree left outside itself, `scratch`: a directory to remove.
         cookie: What every process of the tree carries in its environment.
         errors: Where the watchdog's own errors go.
     """
@@ -112,8 +112,8 @@ class WatchedProcess:
         killed = int(self.events.get("gone", {}).get("killed", 0))
         if cookie_holders(self.cookie):
             killed += remove_holders(self.cookie, tree_grace_s)["killed"]
-        gone = self.events.get("gone")
-        outside = gone["left"] if gone else not removed(self._spec.get("remove", []), self._spec["env"])
+        spec, gone = self._spec, self.events.get("gone")
+        outside = gone["left"] if gone else not removed(spec.get("remove", []), spec["env"], spec.get("scratch", ""))
         with suppress(OSError):
             self._control.close()
         with self._lock:

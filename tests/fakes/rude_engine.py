@@ -6,11 +6,13 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -32,6 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hang-after", type=int, help="never answer this completion, counted from 0, nor later ones")
     parser.add_argument("--die-after", type=int, help="die at this completion, counted from 0")
     parser.add_argument("--refuse", action="store_true", help="answer completions with 500 and live on")
+    parser.add_argument("--share", help="hold shared memory of this name, as engines do between their processes")
     parser.add_argument("--spam", action="store_true", help="fill the log")
     return parser.parse_args()
 
@@ -88,6 +91,8 @@ def main() -> None:
     else:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     offspring(args)
+    socket.socket(socket.AF_UNIX).bind(os.path.join(os.environ["VLLM_RPC_BASE_PATH"], "left-behind"))  # noqa: PTH118
+    shared = SharedMemory(args.share, create=True, size=4096) if args.share else None
     print(Path(args.say).read_text() if args.say else "INFO 11-29 12:00:00 [a.py:1] loading", flush=True)
     if args.exit is not None:
         raise SystemExit(args.exit)
@@ -97,6 +102,7 @@ def main() -> None:
         print("x" * 4096, flush=True)
     if args.never_listen:
         threading.Event().wait(600)
+    assert shared is None or shared.buf is not None
     ThreadingHTTPServer((args.host, args.port), handler(args)).serve_forever()
 
 

@@ -64,6 +64,7 @@ class Bench:
         self.directory, self.cookie = directory, f"test-{uuid4().hex}"
         self.running_dir = directory / "running"
         self.seen: set[Process] = set()
+        self.scratches: set[str] = set()
 
     def server(self, *flags: str, limits: ServerLimits = LIMITS, **more: object) -> EngineServer:
         options = {"clock": SystemClock(), "running_dir": self.running_dir, **more}
@@ -88,11 +89,13 @@ class Bench:
         )
 
     def look(self) -> set[Process]:
+        self.scratches |= {entry.scratch for entry in self.entries()}
         self.seen |= set(cookie_holders(self.cookie))
         return self.seen
 
     def gone(self) -> bool:
-        return not any(running(who) for who in self.look()) and not cookie_holders(self.cookie)
+        left = any(running(who) for who in self.look()) or cookie_holders(self.cookie)
+        return not left and not any(Path(one).exists() for one in self.scratches)
 
     def entries(self) -> list[Running]:
         return [Running.model_validate_json(path.read_bytes()) for path in self.running_dir.glob("*.json")]
@@ -275,6 +278,28 @@ def test_children_that_outlive_a_polite_leader_are_ended(bench: Bench) -> None:
     assert len(bench.look()) == 4
     assert server.stop().killed == 2
     assert bench.gone()
+
+
+def test_what_an_engine_made_for_itself_goes_with_it(bench: Bench) -> None:
+    with bench.server() as server:
+        server.start(SILENT)
+        (scratch,) = {Path(entry.scratch) for entry in bench.entries()}
+        assert [one.name for one in scratch.iterdir()] == ["left-behind"]
+        assert scratch.stat().st_mode & 0o777 == 0o700
+    assert not scratch.exists()
+
+
+@pytest.mark.parametrize("polite", [True, False])
+def test_shared_memory_of_a_killed_engine_is_taken_away(bench: Bench, *, polite: bool) -> None:
+    shared = Path("/dev/shm", bench.cookie)
+    server = bench.server("--ignore-term", "--child", "--share", bench.cookie)
+    server.start(SILENT)
+    assert shared.exists()
+    if not polite:
+        server.abort()
+    assert server.stop().left == ()
+    assert bench.gone()
+    assert not shared.exists()
 
 
 def test_an_orphan_that_wiped_its_environment_is_ended(bench: Bench) -> None:

@@ -27,7 +27,7 @@ from .rehearsal import rehearsed
 from .retune_view import FAST, THOROUGH
 from .session import Result, tune_plan
 from .slots import LocalSlots, Slots
-from .upgrade import Upgraded, asking, checked, upgrade
+from .upgrade import Job, Upgraded, asking, checked, upgrade
 from .window import Window, moment
 
 __all__ = ["retune"]
@@ -85,9 +85,11 @@ def retune(
         done: Upgraded | Result
         if if_moved:
             found = checked(plan, asking(plan, os.environ, {}))
-            done = upgrade(
-                plan, found, lambda job: run(work=refind(effort, cold=job.cold), scope=job.scope), window, _say
-            )
+
+            def one(job: Job) -> Result:
+                return run(work=refind(effort, cold=job.cold, alternate=True), scope=job.scope)
+
+            done = upgrade(plan, found, one, window, _say)
         else:
             done = run(work=refind(effort, old, new, alternate=True))
     click.echo(json.dumps(done.as_json(), indent=1) if as_json else done.text())

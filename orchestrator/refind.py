@@ -33,16 +33,18 @@ def refind(
 
     An old engine without a peak has nothing to be re-found: the new one is searched cold, and it is said; so it
     is with `cold`, where the traffic changed and old numbers are of other things. Until every target has its
-    verdict the new engine has no peak, and the next run goes on. With `alternate` the old engine, which can still
-    be launched, is launched in turn.
+    verdict the new engine has no peak, and the next run goes on. With `alternate` the old engine is launched in
+    turn, where its stack is still here.
     """
 
     def work(studies: Sequence[Study], bench: Bench) -> Outcome:
         old, new = named_study(studies, old_name, 0), named_study(studies, new_name, -1)
         if old.key == new.key:
             raise PlanError("The old and the new engine are the same stack.", "Name two engines of the plan.")
+        # An old stack that is here no more has no launchpad of its own (see `Scope.studies`).
+        in_turn = alternate and old.pad is not new.pad
         served = [study.stack.items.get("model") for study in (old, new)]
-        if alternate and served[0] != served[1]:
+        if in_turn and served[0] != served[1]:
             said = f"{old.engine} serves {served[0]}, {new.engine} serves {served[1]}: one's peak is not the other's."
             raise PlanError(said, "Name two engines with the same model in --from and --to.")
         before = conclude([old], bench.plan, bench.memory).peaks[old.engine]
@@ -58,7 +60,7 @@ def refind(
                 continue
             try:
                 peak = before[target.name].configuration
-                verdict = _refind_one(old, new, target, peak, bench, effort, alternate=alternate)
+                verdict = _refind_one(old, new, target, peak, bench, effort, alternate=in_turn)
             except Interrupted:
                 verdict, interrupted = bench.budget.spent() or "interrupted", True
             if isinstance(verdict, str):
@@ -66,7 +68,7 @@ def refind(
                 break
             verdicts.append(verdict)
             _say_likelier(verdict, target, bench)
-            then, now = _both(old, new, target, bench, alternate=alternate)
+            then, now = _both(old, new, target, bench, alternate=in_turn)
             fields, most = (restated(then, peak), now.field), bench.plan.upgrades.regression
             advice.append(advise(old, new, before[target.name], verdict, fields, most))
         at = {} if ended else {one.peak.target.name: one.peak for one in verdicts if one.peak}

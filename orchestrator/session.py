@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from trackers.entries import StudyClosed, StudyOpened
 from trackers.journal import Journal
 from trackers.mlflow_tracker import MlflowTracker
 from trackers.problems import JournalBusy
-from trackers.records import Estimate
+from trackers.records import Estimate, TrialRecord
 from trackers.sync import sync
 
 from .advice import Advice, advice_text
@@ -21,7 +22,8 @@ from .audit_peaks import audit_peaks
 from .budget import Budget
 from .clock import Clock, SystemClock
 from .engine_actor import RaySlots
-from .errors import Interrupted, LockHeld
+from .engine_environment import existing_environment
+from .errors import Interrupted, LockHeld, RepeakError
 from .fingerprint import machine_class
 from .home import home, store_uri
 from .interrupts import stop_on_signals
@@ -30,7 +32,7 @@ from .kept_plan import keep_plan
 from .library import Shelf, shelves
 from .memory import Memory
 from .plan import EngineSpec, TuningPlan
-from .prepare import prepare_studies
+from .prepare import environments_root, prepare_studies, request_of
 from .progress import Progress, make_progress
 from .report_html import report_at_end
 from .shift import PeakShift
@@ -56,18 +58,31 @@ class Scope:
     """One engine of a plan taken up alone, after a study that was finished on another stack.
 
     `study` names the engine's study (with the model's variant, where there are several), `facts` are
-    remembered of it.
+    remembered of it; `before` is the engine of the finished study, where it is another one.
     """
 
     engine: EngineSpec
     study: str
     old: Shelf
     facts: Mapping[str, str]
+    before: EngineSpec | None = None
+
+    @property
+    def engines(self) -> tuple[EngineSpec, ...]:
+        """The engine, after the one before it where that is still here: an old one is not built for this."""
+        with suppress(RepeakError):
+            if self.before and (
+                self.before.simulated or existing_environment(request_of(self.before), environments_root())
+            ):
+                return (self.before, self.engine)
+        return (self.engine,)
 
     def studies(self, prepared: Sequence[Study]) -> list[Study]:
-        """The finished study, which no engine runs any more, and the one to be made."""
+        """The finished study, which nothing can be launched for unless its very stack is still here, and the new."""
         new = next(one for one in prepared if one.engine == self.study)
         opened = self.old.opened
+        if here := next((one for one in prepared if one.key == opened.study), None):
+            return [here, new]
         name = opened.facts.get("engine", opened.study)
         name = f"{name} before" if name == new.engine else name
         return [replace(new, engine=name, key=opened.study, stack=opened.fingerprint), new]
@@ -145,7 +160,7 @@ def tune_plan(
         progress: Where to say what happens.
         clock: Time.
         work: What is done with the studies; a retune gives its own.
-        scope: One engine alone, whose launches alone the plan's budget counts then.
+        scope: One engine alone; the plan's budget counts its launches then, and those in turn with them.
         window: Of time, for this run: nothing starts that would not end in it, and its end ends what runs.
 
     Raises:
@@ -161,19 +176,18 @@ def tune_plan(
                 held.check()
             for stray in sweep(home() / "running"):
                 progress.line(f"removed an engine left by a run that died: {stray.run}")
-            wanted = plan.model_copy(update={"engines": (scope.engine,)}) if scope else plan
+            wanted = plan.model_copy(update={"engines": scope.engines}) if scope else plan
             studies = prepare_studies(wanted, logs=journal.directory / "trials", memory=memory, progress=progress)
             studies = scope.studies(studies) if scope else studies
             if isinstance(held, RaySlots):
                 held.engines = {study.engine: (study.pad.environment, study.stack) for study in studies}
             _open_studies(studies, plan, journal, clock, scope.facts if scope else {})
             memory.send()
-            counted = [one for study in studies[bool(scope) :] for one in memory.of(study.key)]
             every = [one for study in studies for one in memory.of(study.key)]
             budget = Budget(
                 launches=plan.budget.launches,
                 time_s=plan.budget.time_s,
-                before=counted,
+                before=_paid(studies, memory) if scope else every,
                 clock=clock,
                 window=window,
                 launch_s=sum(one.duration_s for one in every) / max(1, sum(len(one.launches) for one in every)),
@@ -200,6 +214,13 @@ def open_memory(plan: TuningPlan, progress: Progress) -> Iterator[tuple[Journal,
         for orphan in journal.orphans():
             journal.trial(orphan.closed("lost", "the run that measured it died"))
         yield journal, Memory(journal, partial(sync, journal, tracker), progress.line)
+
+
+def _paid(studies: Sequence[Study], memory: Memory) -> list[TrialRecord]:
+    """What a study taken up alone has cost: its own trials, and the finished one's that took turns with them."""
+    old, new = (memory.of(study.key) for study in studies)
+    begun = min((one.started_at for one in new), default=math.inf)
+    return [*new, *(one for one in old if one.started_at >= begun)]
 
 
 def _run(studies: Sequence[Study], bench: Bench, journal: Journal, work: Work, *, closing: Sequence[Study]) -> Result:

@@ -65,7 +65,9 @@ class Bench:
         return tuple(workload.name for workload in self.plan.workloads)
 
 
-def search(study: Study, bench: Bench, *, allowance: int, workers: int = 1) -> str:
+def search(
+    study: Study, bench: Bench, *, allowance: int, workers: int = 1, spare: Callable[[], int] = lambda: 0
+) -> str:
     """Search one engine's space.
 
     Args:
@@ -73,6 +75,7 @@ def search(study: Study, bench: Bench, *, allowance: int, workers: int = 1) -> s
         bench: With what.
         allowance: Launches that this study's search may use, those of earlier runs included.
         workers: Trials at the same time.
+        spare: Asked once that is used: launches kept for something else that turned out not to need them.
 
     Returns:
         Why the search ended, in words.
@@ -94,7 +97,7 @@ def search(study: Study, bench: Bench, *, allowance: int, workers: int = 1) -> s
     def work() -> None:
         while True:
             with lock:
-                reason = bench.budget.spent() or _share(study, bench, allowance)
+                reason = bench.budget.spent() or _share(study, bench, allowance, spare)
                 choice = None if reason else searcher.ask(first=promising, avoid=risky)
                 if choice is None:
                     ended.append(reason or "every configuration of the space was measured")
@@ -189,9 +192,11 @@ def launches_of(records: Sequence[TrialRecord]) -> list[Launch]:
     return [launch for record in records for launch in record.launches]
 
 
-def _share(study: Study, bench: Bench, allowance: int) -> str | None:
+def _share(study: Study, bench: Bench, allowance: int, spare: Callable[[], int]) -> str | None:
     used = len(launches_of(search_trials(bench.memory.of(study.key))))
-    return f"its share of {allowance} launches is used" if used >= allowance else None
+    if used < allowance or used < (allowance := allowance + spare()):
+        return None
+    return f"its share of {allowance} launches is used"
 
 
 def _promising(study: Study, bench: Bench) -> Configuration | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise, zip_longest
 
 from search_spaces.configuration import Configuration
@@ -91,7 +92,8 @@ def _search_all(studies: Sequence[Study], bench: Bench) -> dict[str, str]:
 
     def one(study: Study) -> str:
         try:
-            return search(study, bench, allowance=share, workers=workers)
+            spare = partial(_spare, study, bench, len(studies), workers)
+            return search(study, bench, allowance=share, workers=workers, spare=spare)
         except EnvironmentBroken as broken:
             # The other engines' studies go on: theirs is another environment.
             bench.progress.line(f"{study.engine}: {broken}")
@@ -105,11 +107,26 @@ def _search_all(studies: Sequence[Study], bench: Bench) -> dict[str, str]:
 
 
 def _share(plan: TuningPlan, engines: int) -> int:
-    """Launches that one engine's search may use: the budget's share, less what its finalists will cost."""
+    """Launches that one engine's search may use, as far as is known before it: its finalists may be all they can."""
     if plan.budget.launches is None:
         return plan.search.launches
-    finals = _finalists_at_most(plan) * plan.finalists.launches
-    return max(1, plan.budget.launches // engines - finals)
+    return _but_finals(plan, plan.budget.launches // engines, _finalists_at_most(plan))
+
+
+def _but_finals(plan: TuningPlan, own: int, finalists: int) -> int:
+    """What of an engine's own launches so many finalists leave to its search: half at least."""
+    return max(1, own // 2, own - finalists * plan.finalists.launches)
+
+
+def _spare(study: Study, bench: Bench, engines: int, workers: int) -> int:
+    """Launches kept for finalists that there are not, though each trial to come may make one more."""
+    plan = bench.plan
+    if plan.budget.launches is None:
+        return 0
+    boards = _boards(search_trials(bench.memory.of(study.key)), plan)
+    chosen = contenders(boards, plan.precision.zone, plan.finalists.count, study.incumbent)
+    finalists = min(_finalists_at_most(plan), len(chosen) + workers)
+    return _but_finals(plan, plan.budget.launches // engines, finalists) - _share(plan, engines)
 
 
 def _finalists_at_most(plan: TuningPlan) -> int:

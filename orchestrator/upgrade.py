@@ -87,7 +87,16 @@ def _jobs(
     recorded: Mapping[str, Sequence[Shelf]],
     engines: Sequence[EngineSpec],
 ) -> Iterator[Job]:
-    at = {engine.name: recorded.get(study_name(plan, engine, variant), ()) for engine in engines}
+    named = {study_name(plan, engine, variant): engine for engine in engines}
+    at = {engine.name: recorded.get(name, ()) for name, engine in named.items()}
+
+    def job(engine: EngineSpec, old: Shelf, why: str, facts: Mapping[str, str]) -> Job:
+        before = named.get(old.opened.facts.get("engine", ""))
+        study = study_name(plan, engine, variant)
+        scope = Scope(engine=engine, study=study, old=old, facts=facts, before=None if before == engine else before)
+        version = recipe_for(engine.requirement).version if engine.requirement else None
+        return Job(Version(version) if version else _version(old), scope, f"{study}: {why}")
+
     latest = max((here[-1] for here in at.values() if here), key=_version, default=None)
     if latest is None:
         return
@@ -98,23 +107,17 @@ def _jobs(
             wanted = f"{release.distribution}=={release.version}"
             roots = [shelf.opened.facts.get("follows", base.name) for shelf in at[base.name]]
             facts = {"follows": [*roots, base.name][0], "requirement": wanted}
-            yield _job(plan, variant, follow(base, wanted), latest, f"{wanted} is new", facts)
+            yield job(follow(base, wanted), latest, f"{wanted} is new", facts)
     for engine in engines:
         moved = stale.get(study_name(plan, engine, variant))
         if moved is not None:
             old = next(one for one in at[engine.name] if one.opened.study == moved.study)
             why = ", ".join(f"{one.name} {one.old or 'absent'} -> {one.new or 'absent'}" for one in moved.moves)
             facts = {name: text for name, text in old.opened.facts.items() if name in ("follows", "requirement")}
-            job = _job(plan, variant, engine, old, why, facts)
-            yield job._replace(cold=any(one.kind in _TRAFFIC for one in moved.moves))
+            again = job(engine, old, why, facts)
+            yield again._replace(cold=any(one.kind in _TRAFFIC for one in moved.moves))
         elif not at[engine.name]:
-            yield _job(plan, variant, engine, latest, "it has no peak yet", {})
-
-
-def _job(plan: TuningPlan, variant: str, engine: EngineSpec, old: Shelf, why: str, facts: Mapping[str, str]) -> Job:
-    scope = Scope(engine=engine, study=study_name(plan, engine, variant), old=old, facts=facts)
-    version = recipe_for(engine.requirement).version if engine.requirement else None
-    return Job(Version(version) if version else _version(old), scope, f"{scope.study}: {why}")
+            yield job(engine, latest, "it has no peak yet", {})
 
 
 def _version(shelf: Shelf) -> Version:

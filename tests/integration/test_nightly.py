@@ -52,7 +52,7 @@ class Engine(ScriptedSlot):
 
     def __init__(self, new: dict[int, float], clocks: Clocks | None = None, takes_s: float = 0.0) -> None:
         super().__init__(self.speed)
-        self.new, self.clocks, self.takes_s = new, clocks, takes_s
+        self.new, self.clocks, self.takes_s, self.host = new, clocks, takes_s, 1.0
         self.versions: list[str] = []
 
     def speed(self, order: LaunchOrder, workload: Workload, window: int) -> float:
@@ -61,7 +61,7 @@ class Engine(ScriptedSlot):
         k = json.loads(config).get("num_speculative_tokens", 0)
         wide = 0.96 if order.settings["max_num_seqs"] == "16" else 1.0
         base = OLD if order.environment.version == "0.27.1" else self.new
-        return base[k] * wide * (1 + rng.gauss(0, 0.006)) * (1 + random.Random(window).gauss(0, 0.001))
+        return self.host * base[k] * wide * (1 + rng.gauss(0, 0.006)) * (1 + random.Random(window).gauss(0, 0.001))
 
     def launch(self, order: LaunchOrder) -> LaunchReport:
         if self.clocks is not None:
@@ -147,7 +147,7 @@ def test_a_version_that_appears_is_named_built_tuned_and_reported_and_then_nothi
     night.monkeypatch.setattr("orchestrator.session.sync", sync)
     night.monkeypatch.setenv("REPEAK_WEBHOOK", "http://127.0.0.1:9/secret/path")
     done = night.retune()
-    assert (done.return_value, set(engine.versions)) == (0, {"0.32.0"})
+    assert (done.return_value, set(engine.versions)) == (0, {"0.27.1", "0.32.0"})
     (advice,) = night.outcome["advice"]
     assert advice["verdict"] == "peak moved"
     assert advice["regression"] == "ruled out"
@@ -192,6 +192,33 @@ def test_the_summary_says_not_to_upgrade_where_both_peaks_lost(night: Night) -> 
     assert advice["regression"] == "shown"
     assert advice["do"].startswith("do not upgrade: -3")
     assert "at the old settings" in advice["do"]
+
+
+def test_a_host_that_drifted_is_not_taken_for_the_engine(night: Night) -> None:
+    night.index.gains("0.32.0")
+    night.engine(Engine(OLD)).host = 0.8
+    assert night.retune("--max-regression", "3%").return_value == 0
+    (advice,) = night.outcome["advice"]
+    assert (advice["verdict"], advice["regression"]) == ("same", "ruled out")
+
+
+def test_an_old_engine_that_is_not_here_any_more_is_not_built_for_a_comparison(night: Night) -> None:
+    night.index.gains("0.32.0")
+    for made in (night.home / "environments").glob("vllm-0.27.1*"):
+        shutil.rmtree(made)
+    engine = night.engine(Engine(OLD))
+    assert (night.retune().return_value, set(engine.versions)) == (0, {"0.32.0"})
+    assert not list((night.home / "environments").glob("vllm-0.27.1*"))
+
+
+def test_launches_of_the_old_engine_in_turn_count_in_the_budget_of_every_night(night: Night) -> None:
+    night.index.gains("0.32.0")
+    night.file.write_text(f"{PLAN}budget: {{launches: 4}}\n")
+    engine = night.engine(Engine({0: 100.0, 2: 150.0, 4: 190.0}))
+    night.retune()
+    assert (len(engine.versions), set(engine.versions)) == (4, {"0.27.1", "0.32.0"})
+    night.retune()
+    assert len(engine.versions) == 4
 
 
 def test_a_loss_that_is_not_shown_fails_nothing(night: Night) -> None:

@@ -25,7 +25,9 @@ SPEED = {0: 50.0, 4: 100.0, 8: 120.0}
 DRIFT = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]
 
 
-def tuned(place: Path, drifts_afresh: int | None, launches: int = 30) -> tuple[Outcome, list[int]]:
+def tuned(
+    place: Path, drifts_afresh: int | None, launches: int = 30, finalists: int = 1, afresh: int = 1
+) -> tuple[Outcome, list[int]]:
     """The outcome, and the k of each launch; the one named drifts from its second launch on."""
     plan = TuningPlan.model_validate(
         {
@@ -33,7 +35,7 @@ def tuned(place: Path, drifts_afresh: int | None, launches: int = 30) -> tuple[O
             "workloads": [{"name": "edit", "kind": "edit"}],
             "space": {"drafter": {"none": {}, "mtp": {"k": [4, 8]}}},
             "precision": {"relative": "2%", "min_windows": 4, "max_windows": 6, "launch_noise": "1%"},
-            "finalists": {"count": 1, "launches": 1}, "budget": {"launches": launches},
+            "finalists": {"count": finalists, "launches": afresh}, "budget": {"launches": launches},
         }
     )  # fmt: skip
     seen: list[int] = []
@@ -90,3 +92,15 @@ def test_a_finalist_that_is_set_aside_makes_room_for_the_next_one(tmp_path: Path
 def test_a_budget_that_is_used_up_leaves_it_unconfirmed(tmp_path: Path) -> None:
     outcome, seen = tuned(tmp_path, 8, launches=4)
     assert (outcome.peaks["e"]["edit"].confirmed, len(seen)) == (False, 4)
+
+
+def test_finals_leave_half_of_a_small_budget_to_the_search(tmp_path: Path) -> None:
+    _, seen = tuned(tmp_path, None, launches=4, finalists=3, afresh=3)
+    assert (len(set(seen[:2])), set(seen[2:])) == (2, {seen[1]}), "two of a search, two of finals"
+
+
+def test_launches_that_no_finalist_needs_are_the_search_s(tmp_path: Path) -> None:
+    # 120 is so far ahead of 100 and 50 that there is one finalist of three.
+    outcome, seen = tuned(tmp_path, None, launches=6, finalists=3, afresh=2)
+    assert (outcome.peaks["e"]["edit"].configuration.k, len(set(seen[:3]))) == (8, 3)
+    assert seen[3:] == [8, 8]

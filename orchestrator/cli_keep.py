@@ -201,7 +201,7 @@ class Kept(Frozen):
 @click.option("--yes", is_flag=True, help="Remove what nothing keeps.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def clean(*, yes: bool, as_json: bool) -> None:
-    """Show engine environments with their sizes; with --yes remove those on which no recorded peak stands.
+    """Show engine environments with their sizes; with --yes remove those without a peak or a study under way.
 
     \b
     Example:  repeak clean
@@ -222,7 +222,7 @@ def clean(*, yes: bool, as_json: bool) -> None:
 
 
 def _environments() -> Iterator[Kept]:
-    locks, plans = _locks_under_peaks(), [kept_plan(name) for name in plan_names()]
+    locks, plans = _locks_in_use(), [kept_plan(name) for name in plan_names()]
     spare = max((plan.upgrades.keep for plan in plans if plan), default=0)
     for directory, environment in environments_in(environments_root()).items():
         keeps = locks.get(environment.lock_sha256[:16]) if environment else "it cannot be read, so it stays"
@@ -233,15 +233,17 @@ def _environments() -> Iterator[Kept]:
         yield Kept(name=directory.name, size_mb=round(size / 1e6, 1), keeps=keeps)
 
 
-def _locks_under_peaks() -> dict[str, str]:
-    """Lock -> the peak that stands on it; in a journal with damaged lines any study may have had one."""
+def _locks_in_use() -> dict[str, str]:
+    """Lock -> what stands on it: a peak, or a study that is under way; a damaged journal may have had a peak."""
     found = {}
     for name in plan_names():
         with reading(name) as journal:
             for key, opened in journal.studies().items():
-                peak = any(closed.peak for closed in journal.closings(key)) or bool(journal.messages)
-                if peak and "lock" in opened.fingerprint.items:
-                    found[opened.fingerprint.items["lock"]] = f"a peak of {name} stands on it"
+                lock, closings = opened.fingerprint.items.get("lock"), journal.closings(key)
+                if lock and (journal.messages or any(closed.peak for closed in closings)):
+                    found[lock] = f"a peak of {name} stands on it"
+                elif lock and not closings and any(one.state == "measured" for one in journal.records(key)):
+                    found.setdefault(lock, f"a study of {name} is not finished")
     return found
 
 

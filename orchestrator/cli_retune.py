@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ from .clock import SystemClock
 from .device_memory import busy_devices
 from .errors import Interrupted, RepeakError
 from .home import home
+from .interrupts import stop_on_last
 from .janitor import sweep
 from .kept_plan import find_any_plan
 from .local_slot import LocalSlot
@@ -78,8 +78,7 @@ def retune(
     if rehearse:
         plan, slots = rehearsed(plan), LocalSlots(plan.slots.count, make=LocalSlot)
     run = partial(tune_plan, plan, address=address, slots=slots, window=window)
-    with machine_held(home(), " ".join(["repeak", *sys.argv[1:]]), _say):
-        signal.signal(signal.SIGUSR1, lambda *_: window.stop())
+    with machine_held(home(), " ".join(["repeak", *sys.argv[1:]]), _say), stop_on_last(window.stop):
         if not (busy_ok or rehearse or address):
             _refuse_if_busy(_say)
         done: Upgraded | Result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Sequence
 
@@ -27,8 +28,13 @@ def free_device_bytes(gpus: Sequence[str]) -> int | None:
 
 
 def busy_devices(tool: str = "nvidia-smi") -> list[str]:
-    """GPUs that somebody works on, each with how much; none where no driver answers."""
+    """GPUs that somebody works on, each with how much, of those that are ours to see; none where no driver answers."""
     query = [tool, "--query-gpu=index,memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
+    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if ours is not None:
+        if not ours.strip():
+            return []
+        query.append(f"--id={ours}")
     try:
         said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
         rows = [[int(cell) if cell.strip().isdigit() else 0 for cell in line.split(",")] for line in said.splitlines()]

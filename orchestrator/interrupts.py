@@ -10,32 +10,43 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["INTERRUPTED", "stop_on_signals"]
+__all__ = ["INTERRUPTED", "stop_on_last", "stop_on_signals"]
 
 INTERRUPTED = 130
 _LAST_WAIT_S = 10.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def stop_on_signals(
-    abort: Callable[[], None], kill: Callable[[], None], last: Callable[[], None] = lambda: None
-) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGUSR1 as wishes to stop, for as long as the block runs.
+def stop_on_last(last: Callable[[], None]) -> Iterator[None]:
+    """SIGUSR1 as the wish that nothing more starts, while the block runs; only a main thread hears signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def heard(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature is given
+        sys.stderr.write("\nstopping after the current launch\n")
+        last()
+
+    before = signal.signal(signal.SIGUSR1, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@contextmanager
+def stop_on_signals(abort: Callable[[], None], kill: Callable[[], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM as wishes to stop, for as long as the block runs.
 
     Args:
         abort: Called on the first one, in a thread: make running work end soon.
         kill: Called on the second: end every engine now; the process exits with 130 right after.
-        last: Called on SIGUSR1: start nothing more.
     """
     count = 0
 
     def heard(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature is given
         nonlocal count
-        if number == signal.SIGUSR1:
-            sys.stderr.write("\nstopping after the current launch\n")
-            last()
-            return
         count += 1
         if count == 1:
             sys.stderr.write("\nstopping: the current launch is abandoned (again to stop at once)\n")

@@ -154,7 +154,12 @@ class Slots(PlanPart):
 
 class Tracking(PlanPart):
     uri: str | None = Field(None, description="MLflow tracking URI; a local SQLite store where absent.")
-    experiment: str | None = None
+    experiment: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="MLflow experiment; one for each plan, model and machine if absent.",
+    )
 
     @field_validator("uri")
     @classmethod

@@ -26,7 +26,7 @@ from .engine_environment import existing_environment
 from .errors import Interrupted, LockHeld, RepeakError
 from .fingerprint import machine_class
 from .home import home, store_uri
-from .interrupts import stop_on_signals
+from .interrupts import stop_on_last, stop_on_signals
 from .janitor import sweep
 from .kept_plan import keep_plan
 from .library import Shelf, shelves
@@ -167,8 +167,10 @@ def tune_plan(
         LockHeld: Another run holds this plan's journal.
     """
     clock, progress = clock or SystemClock(), progress or make_progress()
+    window = window or Window(clock)
     try:
-        with open_memory(plan, progress) as (journal, memory), ExitStack() as stack:
+        # From the first moment: building what engines need is long, and this signal would end it.
+        with stop_on_last(window.stop), open_memory(plan, progress) as (journal, memory), ExitStack() as stack:
             keep_plan(plan, journal.directory)
             held = slots or RaySlots(plan.slots, address=address, directory=home(), say=progress.line)
             stack.callback(held.close)
@@ -226,7 +228,7 @@ def _paid(studies: Sequence[Study], memory: Memory) -> list[TrialRecord]:
 def _run(studies: Sequence[Study], bench: Bench, journal: Journal, work: Work, *, closing: Sequence[Study]) -> Result:
     plan, memory, budget, slots = bench.plan, bench.memory, bench.budget, bench.slots
     try:
-        with stop_on_signals(slots.abort, slots.kill, budget.window.stop), budget.window.closing(slots.abort):
+        with stop_on_signals(slots.abort, slots.kill), budget.window.closing(slots.abort):
             outcome = work(studies, bench)
     except Interrupted:
         ended = {study.engine: budget.spent() or "interrupted" for study in studies}
@@ -246,6 +248,7 @@ def _open_studies(
     studies: Sequence[Study], plan: TuningPlan, journal: Journal, clock: Clock, facts: Mapping[str, str]
 ) -> None:
     known = journal.studies()
+    named = {"experiment": plan.tracking.experiment} if plan.tracking.experiment else {}
     for study in studies:
         if study.key in known:
             continue
@@ -259,7 +262,7 @@ def _open_studies(
                 machine=machine_class(study.stack),
                 fingerprint=study.stack,
                 started_at=clock.time(),
-                facts={"engine": study.engine, **facts},
+                facts={"engine": study.engine, **named, **facts},
                 files={"environment/requirements.lock": str(lock)} if lock and lock.exists() else {},
             )
         )

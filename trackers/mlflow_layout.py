@@ -80,8 +80,9 @@ class RunContent:
 
 
 def experiment_name(opened: StudyOpened) -> str:
-    """One experiment for each plan, model and machine class."""
-    return _text(f"{opened.plan} / {opened.model} / {opened.machine}")[:NAME_LIMIT]
+    """One experiment for each plan, model and machine class, unless the plan named its own."""
+    own = opened.facts.get("experiment")
+    return _text(own or f"{opened.plan} / {opened.model} / {opened.machine}")[:NAME_LIMIT]
 
 
 def study_uid(opened: StudyOpened) -> str:

@@ -64,6 +64,15 @@ def test_clean_removes_only_with_yes_and_never_what_a_peak_stands_on(home: Path)
     assert (kept.exists(), free.exists()) == (True, False)
 
 
+def test_clean_keeps_what_an_unfinished_study_was_measured_on(home: Path) -> None:
+    folder = environment(home, "a", "a" * 64)
+    study(home, "a" * 64, peak=False)
+    with Journal(home / "journals" / "plan") as journal:
+        journal.trial(two.record("saaaaa", 1, "vllm-0.32.0", two.configuration(), 10.0))
+    assert "a study of plan is not finished" in ran(cli_keep.clean, "--yes").output
+    assert folder.exists()
+
+
 def test_clean_leaves_the_latest_that_a_plan_keeps_and_what_a_peak_stands_on_comes_on_top(home: Path) -> None:
     old, late, standing = (environment(home, name, name * 64) for name in "abc")
     for age, folder in enumerate((standing, late, old)):

@@ -26,5 +26,17 @@ def test_memory_or_work_on_a_gpu_makes_it_busy(tmp_path: Path, rows: str, busy: 
     assert busy_devices(str(tool)) == busy
 
 
+def test_only_the_gpus_that_are_ours_to_see_keep_a_run_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "smi"
+    tool.write_text('#!/bin/sh\ncase "$*" in *--id=2,3*) echo 2, 4, 0;; *) echo 0, 70000, 99;; esac\n')
+    tool.chmod(0o755)
+    assert len(busy_devices(str(tool))) == 1
+    for ours in ("2,3", ""):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ours)
+        assert busy_devices(str(tool)) == []
+
+
 def test_no_driver_no_gpus(tmp_path: Path) -> None:
     assert busy_devices(str(tmp_path / "absent")) == []

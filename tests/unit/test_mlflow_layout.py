@@ -231,6 +231,7 @@ def test_a_study_is_filed_by_plan_model_and_machine_and_its_run_by_stack() -> No
     opened = study(facts={"lock": "abc"}, files={"environment.lock": "/x/lock"})
     made = study_run(opened, PLAIN)
     assert experiment_name(opened) == "plan / model / cpu"
+    assert experiment_name(study(facts={"experiment": "of the team"})) == "of the team"
     assert made.name == f"vllm 0.32.0 {STACK.key}"
     assert made.tags["repeak.study_uid"] == study_uid(opened)
     assert made.tags["stack.vllm"] == "0.32.0"

@@ -29,22 +29,26 @@ def free_device_bytes(gpus: Sequence[str]) -> int | None:
 
 def busy_devices(tool: str = "nvidia-smi") -> list[str]:
     """GPUs that somebody works on, each with how much, of those that are ours to see; none where no driver answers."""
-    query = [tool, "--query-gpu=index,memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
-    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if ours is not None:
-        if not ours.strip():
-            return []
-        query.append(f"--id={ours}")
-    try:
-        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-        rows = [[int(cell) if cell.strip().isdigit() else 0 for cell in line.split(",")] for line in said.splitlines()]
-    except (OSError, subprocess.SubprocessError):
+    ours = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
+    if ours == "-1" or (not ours and "CUDA_VISIBLE_DEVICES" in os.environ):
         return []
+    # The driver may not know them by the names that CUDA has for them (a MIG device): then all of them count.
+    rows = (_usage([tool, f"--id={ours}"]) if ours else []) or _usage([tool])
     return [
         f"GPU {index}: {mib} MiB in use, {share} % busy"
         for index, mib, share in rows
         if mib > _IDLE_MIB or share > _IDLE_SHARE
     ]
+
+
+def _usage(tool: Sequence[str]) -> list[list[int]]:
+    """Of each GPU its index, the MiB in use and how busy it is in percent; nothing where no driver answers."""
+    query = [*tool, "--query-gpu=index,memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [[int(cell) if cell.strip().isdigit() else 0 for cell in line.split(",")] for line in said.splitlines()]
 
 
 class MemoryGate:

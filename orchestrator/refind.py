@@ -127,11 +127,15 @@ def _refind_one(
             return f"{bench.budget.spent()} before the verdict"
         bench.progress.line(f"{target.name}: {step.reason}")
         try:
-            attempt(old if step.stack == "old" else new, bench, step.configuration, step.role, reserved=1)
+            record = attempt(old if step.stack == "old" else new, bench, step.configuration, step.role, reserved=1)
+            # It was tried twice, says nothing and costs nothing: asked for again it might never end.
+            why = record.reason if record.state == "lost" else ""
         except EnvironmentBroken as broken:
-            if step.stack == "new":
-                return f"stopped: {broken.message}"
-            bench.progress.line(f"{old.engine} is not launched in turn: {broken.message}")
+            why = broken.message
+        if why and step.stack == "new":
+            return f"stopped: {why}"
+        if why:
+            bench.progress.line(f"{old.engine} is not launched in turn: {why}")
             frame = replace(frame, alternate=False)
 
 

@@ -26,6 +26,7 @@ __all__ = ["Process", "descendants_of", "end_tree", "process_table", "read_proce
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.5
 TRACKER_S = 5.0
+SCRATCH = "repeak-" + 12 * "[0-9a-f]"
 KILL_S = 30.0  # a process in an uninterruptible device call can outlive its SIGKILL by seconds
 
 
@@ -147,7 +148,7 @@ def removed(command: list[str], env: Mapping[str, str], scratch: str = "") -> bo
 
     The directory of what the tree made for itself alone goes with it.
     """
-    if scratch:
+    if Path(scratch).match(SCRATCH):  # a path that was written down: nothing else is ever removed
         shutil.rmtree(scratch, ignore_errors=True)
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return not command or subprocess.run(command, env=env, capture_output=True, timeout=300).returncode == 0  # noqa: PLW1510

@@ -30,12 +30,13 @@ def test_only_the_gpus_that_are_ours_to_see_keep_a_run_from_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "smi"
-    tool.write_text('#!/bin/sh\ncase "$*" in *--id=2,3*) echo 2, 4, 0;; *) echo 0, 70000, 99;; esac\n')
+    known = "*--id=2,3*) echo 2, 4, 0;; *--id*) exit 6;; *) echo 0, 70000, 99;;"
+    tool.write_text(f'#!/bin/sh\ncase "$*" in {known} esac\n')
     tool.chmod(0o755)
     assert len(busy_devices(str(tool))) == 1
-    for ours in ("2,3", ""):
+    for ours, busy in {"2, 3": 0, "": 0, "-1": 0, "MIG-of-one-of-them": 1}.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ours)
-        assert busy_devices(str(tool)) == []
+        assert len(busy_devices(str(tool))) == busy
 
 
 def test_no_driver_no_gpus(tmp_path: Path) -> None:

@@ -98,6 +98,17 @@ def test_a_watchdog_that_never_finishes_is_not_waited_for_endlessly(tmp_path: Pa
     assert not stray.runs
 
 
+def test_of_directories_only_one_that_was_made_for_an_engine_is_removed(tmp_path: Path) -> None:
+    running, gone, kept = tmp_path / "running", tmp_path / "repeak-0123456789ab", tmp_path / "repeak-models"
+    for folder in (running, gone, kept):
+        folder.mkdir()
+    for number, scratch in enumerate((gone, kept, gone / "..")):
+        fields = {"cookie": f"none-{number}", "run": "r", "place": here(), "owner": DEAD, "scratch": str(scratch)}
+        written(running, Running.model_validate(fields))
+    assert sweep(running) == []
+    assert (gone.exists(), kept.exists(), list(running.iterdir())) == (False, True, [])
+
+
 def test_a_file_that_is_no_entry_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text('{"cookie": "x"')
     assert sweep(tmp_path) == []

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.regression_rate import PLAN, OneSlot, SurfaceSlot, studies_of
 from orchestrator.budget import Budget
 from orchestrator.clock import SystemClock
-from orchestrator.errors import EnvironmentBroken, PlanError
+from orchestrator.errors import EnvironmentBroken, PlanError, SlotLost
 from orchestrator.memory import Memory
 from orchestrator.plan import TuningPlan
 from orchestrator.progress import PlainProgress
@@ -160,3 +160,25 @@ def test_an_old_engine_that_no_longer_runs_ends_the_turns_and_nothing_else(
     monkeypatch.setattr(here.slot, "launch", only_new)
     assert refound(here, studies, alternate=True).shifts
     assert any("not launched in turn" in line for line in here.said)
+
+
+@pytest.mark.parametrize("dies", ["old", "new"])
+def test_an_engine_whose_every_worker_dies_is_not_asked_for_without_end(
+    studies: list[Study], machine: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch, dies: str
+) -> None:
+    here, lost = machine("null"), list[LaunchOrder]()
+    run_studies(studies[:1], here.bench())
+    launch = here.slot.launch
+
+    def dying(order: LaunchOrder) -> LaunchReport:
+        if order.environment.key != dies:
+            return launch(order)
+        lost.append(order)
+        assert len(lost) < 9, "it goes on"
+        raise SlotLost("The engine's worker died.")
+
+    monkeypatch.setattr(here.slot, "launch", dying)
+    found = refound(here, studies, alternate=True)
+    assert len(lost) == 2
+    assert bool(found.shifts) == (dies == "old")
+    assert ("stopped: The engine's worker died." in found.ended[studies[1].engine]) == (dies == "new")

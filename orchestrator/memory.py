@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
 
 from trackers.entries import TrialStarted
 from trackers.journal import Journal
@@ -18,17 +20,20 @@ __all__ = ["Memory", "launch_means"]
 
 
 class Memory:
-    """Thread-safe; one writer per journal.
+    """Thread-safe; one writer per journal; leaving it waits for what is being sent.
 
     Args:
         journal: Open for writing, refilled from disk.
-        send: Brings MLflow to what the journal says; called after each trial, None where nothing is tracked.
+        send: Brings MLflow to what the journal says; called after each trial, in a thread of its own so that no
+            slot waits for it and one thread alone holds what MLflow allocates. None where nothing is tracked.
         warn: Told once when the store is out: the study goes on, the journal is its spool.
     """
 
     def __init__(self, journal: Journal, send: Callable[[], SyncCounts] | None, warn: Callable[[str], None]) -> None:
         self._journal, self._send, self._warn = journal, send, warn
-        self._lock, self._sending = threading.RLock(), threading.Lock()
+        self._lock = threading.RLock()
+        self._sender, self._sent = ThreadPoolExecutor(1, "mlflow"), Future[None]()
+        self._sent.set_result(None)
         self._records: dict[str, list[TrialRecord]] = {}
         self._taken: dict[str, int] = {}
         self._alike: dict[tuple[str, str], list[TrialRecord]] = {}
@@ -37,6 +42,13 @@ class Memory:
         self.outage = False
         for record in journal.records():
             self._file(record)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Before the journal and the store are closed: what is being sent is sent."""
+        self._sender.shutdown()
 
     def of(self, study: str) -> list[TrialRecord]:
         with self._lock:
@@ -49,9 +61,7 @@ class Memory:
     def next_number(self, study: str) -> int:
         """Counts up within a study, over all its runs; two threads never get the same."""
         with self._lock:
-            known = max((record.number for record in self._records.get(study, ())), default=-1)
-            number = max(known, self._taken.get(study, -1)) + 1
-            self._taken[study] = number
+            number = self._taken[study] = self._taken.get(study, -1) + 1
             return number
 
     def begin(self, start: TrialStarted) -> None:
@@ -71,20 +81,23 @@ class Memory:
         with self._lock:
             self._journal.trial(record)
             self._file(record)
-        if not self.outage:
-            self.send()
+            if self._send and self._sent.done() and not self.outage:
+                self.wait()
+                self._sent = self._sender.submit(self._bring)
 
     def send(self) -> None:
-        """Bring the store up to date; an outage is told once and mended by the next run or `repeak sync`.
+        """Bring the store up to date; an outage is told once and mended by the next run or `repeak sync`."""
+        self.wait()
+        self._bring()
 
-        Nothing waits for a slow store: what comes while another thread is sending goes with the next call.
-        """
-        if self._send is None or not self._sending.acquire(blocking=False):
+    def wait(self) -> None:
+        """Until what is being sent is sent; raises JournalProblem where the journal could not be told of it."""
+        self._sent.result()
+
+    def _bring(self) -> None:
+        if self._send is None:
             return
-        try:
-            counts = self._send()
-        finally:
-            self._sending.release()
+        counts = self._send()
         if counts.outage or counts.problems:
             self._warn(f"MLflow: {'; '.join(counts.problems[:2])} The journal has everything.")
         self.outage = counts.outage
@@ -102,6 +115,7 @@ class Memory:
 
     def _file(self, record: TrialRecord) -> None:
         self._records.setdefault(record.study, []).append(record)
+        self._taken[record.study] = max(self._taken.get(record.study, -1), record.number)
         if record.state == "measured":
             at = record.study, record.configuration.key
             group = self._alike.setdefault(at, [])

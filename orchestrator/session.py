@@ -215,7 +215,8 @@ def open_memory(plan: TuningPlan, progress: Progress) -> Iterator[tuple[Journal,
             progress.line(message)
         for orphan in journal.orphans():
             journal.trial(orphan.closed("lost", "the run that measured it died"))
-        yield journal, Memory(journal, partial(sync, journal, tracker), progress.line)
+        with Memory(journal, partial(sync, journal, tracker), progress.line) as memory:
+            yield journal, memory
 
 
 def _paid(studies: Sequence[Study], memory: Memory) -> list[TrialRecord]:
@@ -235,6 +236,7 @@ def _run(studies: Sequence[Study], bench: Bench, journal: Journal, work: Work, *
         outcome = replace(conclude(studies, plan, memory, ended), interrupted=True)
     finally:
         slots.close()
+    memory.wait()  # a closing goes with its report, which is made after it
     if _close_studies(closing, outcome, journal, bench.clock):
         report_at_end(shelves(plan.name), plan, journal.directory / _REPORT, bench.progress.line)
     memory.outage = False

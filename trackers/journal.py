@@ -97,7 +97,11 @@ class Journal:
 
     def trial(self, record: TrialRecord) -> bool:
         windows = tuple(self._finite(record.trial_id, window) for window in record.windows)
-        return self._append("trial", (record.trial_id,), record.model_copy(update={"windows": windows}))
+        record = record.model_copy(update={"windows": windows})
+        new = self._append("trial", (record.trial_id,), record)
+        # Not read back: whoever remembers it holds the same object.
+        self._trials.setdefault(key_bytes(record.trial_id), record)
+        return new
 
     def peak(self, closed: StudyClosed) -> bool:
         return self._append("peak", (closed.study, repr(closed.at)), closed)
@@ -159,6 +163,10 @@ class Journal:
             )
             for start in starts
         ]
+
+    def sent_uids(self, store: str) -> set[str]:
+        """The runs that `sent` was told of, without a look at the disk."""
+        return {json.loads(key)[1] for key in self._of("sent", store)}
 
     def sent_runs(self, store: str) -> dict[str, str]:
         """What `sent` was told of this store: uid -> run id."""

@@ -50,7 +50,7 @@ def sync(journal: Journal, tracker: Tracker, *, verify: bool = False) -> SyncCou
     Raises:
         JournalProblem: The journal could not be read, or not be told what was sent.
     """
-    done = journal.sent_runs(tracker.store)
+    done = journal.sent_uids(tracker.store)
     counts, problems = Counter[str](), list[str]()
     studies = journal.studies()
     homeless = {record.study for record in journal.records()} - studies.keys()

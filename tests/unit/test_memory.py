@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
 from trial_records import started, trial, window
 
 from orchestrator.memory import Memory
 from trackers.journal import Journal
+from trackers.problems import JournalProblem
 from trackers.sync import SyncCounts
 
 BOUND_S = 30
 
 
-def test_a_store_that_hangs_delays_no_other_thread_and_is_told_of_all_in_the_end(tmp_path: Path) -> None:
+def test_a_store_that_hangs_delays_no_trial_and_is_told_of_all_in_the_end(tmp_path: Path) -> None:
     reached, go_on = threading.Event(), threading.Event()
     told: list[int] = []
 
@@ -26,23 +28,55 @@ def test_a_store_that_hangs_delays_no_other_thread_and_is_told_of_all_in_the_end
             assert go_on.wait(BOUND_S)
             return SyncCounts()
 
-        memory = Memory(journal, send, warn=lambda _: None)
-        for number in (1, 2):
-            memory.begin(started(f"t{number}", number))
-        hung = threading.Thread(target=memory.remember, args=(trial("t1", 1),))
-        hung.start()
-        assert reached.wait(BOUND_S)
-
-        def others() -> None:
+        with Memory(journal, send, warn=lambda _: None) as memory:
+            memory.remember(trial("t1", 1))
+            assert reached.wait(BOUND_S)
+            memory.begin(started("t2", 2))
             memory.window("t2", window(0, 0))
             memory.remember(trial("t2", 2, windows=(window(0, 0),)))
-
-        busy = threading.Thread(target=others)
-        busy.start()
-        busy.join(BOUND_S)
-        assert not busy.is_alive(), "it waits for the store"
-        assert [record.trial_id for record in journal.records()] == ["t1", "t2"]
-        go_on.set()
-        hung.join(BOUND_S)
-        memory.send()
+            assert [record.trial_id for record in journal.records()] == ["t1", "t2"]
+            assert told == [1], "the store has not answered yet"
+            go_on.set()
+            memory.send()
     assert told == [1, 2], "what came meanwhile goes with the next call"
+
+
+def test_one_thread_that_is_no_trials_sends_and_is_gone_in_the_end(tmp_path: Path) -> None:
+    senders = set[threading.Thread]()
+
+    def send() -> SyncCounts:
+        senders.add(threading.current_thread())
+        return SyncCounts()
+
+    with Journal(tmp_path) as journal, Memory(journal, send, warn=lambda _: None) as memory:
+        for number in range(3):
+            other = threading.Thread(target=memory.remember, args=(trial(f"t{number}", number),))
+            other.start()
+            other.join(BOUND_S)
+    (sender,) = senders
+    assert sender is not threading.current_thread()
+    assert not sender.is_alive()
+
+
+def test_a_journal_that_cannot_be_told_what_was_sent_ends_the_study(tmp_path: Path) -> None:
+    tried = threading.Event()
+
+    def send() -> SyncCounts:
+        tried.set()
+        raise JournalProblem("the disk is full")
+
+    with Journal(tmp_path) as journal, Memory(journal, send, warn=lambda _: None) as memory:
+        memory.remember(trial("t1", 1))
+        assert tried.wait(BOUND_S)
+        with pytest.raises(JournalProblem, match="the disk is full"):
+            memory.wait()
+        with pytest.raises(JournalProblem, match="the disk is full"):
+            memory.remember(trial("t2", 2))
+        assert len(journal.records()) == 2, "it is on disk all the same"
+
+
+def test_numbers_go_on_after_those_on_disk(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.trial(trial("t7", 7))
+        memory = Memory(journal, None, warn=lambda _: None)
+        assert [memory.next_number("s"), memory.next_number("s"), memory.next_number("other")] == [8, 9, 0]

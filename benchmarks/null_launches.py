@@ -18,7 +18,7 @@ from orchestrator.memory import launch_means
 from orchestrator.plan import TuningPlan
 from orchestrator.plan_file import load_plan
 from orchestrator.session import tune_plan
-from orchestrator.study import Bench, Study, attempt
+from orchestrator.study import AGAIN, Bench, Study, attempt
 from orchestrator.tune import conclude
 from search_spaces.configuration import Configuration
 from trackers.records import TrialRecord
@@ -32,7 +32,7 @@ def launched(plan: TuningPlan, launches: int) -> list[TrialRecord]:
         study = studies[-1]
         one = study.incumbent or Configuration(values={"drafter": "none"})
         while True:
-            kept = [each for each in bench.memory.of(study.key) if each.role == "reproduce"]
+            kept = [each for each in bench.memory.of(study.key) if each.role == "reproduce" and each.state not in AGAIN]
             if len(kept) >= launches:
                 break
             attempt(study, bench, one, "reproduce")

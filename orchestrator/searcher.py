@@ -28,6 +28,7 @@ __all__ = ["Searcher"]
 
 _LISTED = 10_000
 _BEST, _NEWEST = 50, 150  # what the sampler still sees of a long study: its time grows with what it sees
+_CONVERGED = 8  # proposals of what is known, in one ask: twenty find nothing better, at more than twice the cost
 _ONE_AT_A_TIME = threading.Lock()
 
 _Known = tuple[Configuration, Sequence[float] | None, Mapping[str, float]]
@@ -78,7 +79,7 @@ class Searcher:
     ) -> Configuration | None:
         """The next configuration that has not been told yet; None when the space is used up.
 
-        A sampler that proposes what is known `tries` times over has converged: then one knob is moved from
+        A sampler that proposes what is known again and again has converged: then one knob is moved from
         the best, and at last the rest of the space is gone through. One that insists on what is to be avoided
         has not: then anything else is drawn, for a climb from the best would end on the first hill. What is to
         be avoided is proposed only where nothing else is left. `first` goes before the sampler, after the queue.
@@ -91,15 +92,16 @@ class Searcher:
         if own is not None and self._new(own) and not avoid(own):
             return self._ask_for(own)
         self._shorten()
-        insists = False
-        for _ in range(tries):
-            trial = self._study.ask()
+        insists, known = False, 0
+        while known < _CONVERGED and tries > 0:
+            trial, tries = self._study.ask(), tries - 1
             proposed = self._configuration(trial)
-            if self._new(proposed) and self._space.contains(proposed):
+            if new := self._new(proposed) and self._space.contains(proposed):
                 if not avoid(proposed):
                     self._asked[proposed.key] = (proposed, trial)
                     return proposed
                 insists = True
+            known += not new
             self._study.tell(trial, state=TrialState.FAIL)
         for wary in (True, False):
             for candidate in self._drawn() if insists and wary else self._around_the_best():

@@ -39,6 +39,14 @@ def test_known_trials_are_not_proposed_again_when_a_study_resumes() -> None:
     assert searcher.ask() is None
 
 
+def test_a_sampler_that_proposes_what_is_known_is_soon_believed_to_have_converged() -> None:
+    space = make_space()
+    searcher = Searcher(space, known=[(one, [1.0], {}) for one in space.enumerate()])
+    assert searcher.ask() is None
+    failed = searcher._study.get_trials(deepcopy=False, states=(module.TrialState.FAIL,))
+    assert len(failed) == module._CONVERGED
+
+
 def test_an_incumbent_outside_the_space_is_proposed_once_and_can_be_told() -> None:
     space = make_space()
     incumbent = Configuration(values={"drafter": "ngram", "k": 5})

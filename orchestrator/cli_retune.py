@@ -86,7 +86,8 @@ def retune(
             found = checked(plan, asking(plan, os.environ, {}))
 
             def one(job: Job) -> Result:
-                return run(work=refind(effort, cold=job.cold, alternate=True), scope=job.scope)
+                work = refind(effort, cold=job.cold, alternate=True, closed=job.scope.old.closed)
+                return run(work=work, scope=job.scope)
 
             done = upgrade(plan, found, one, window, _say)
         else:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+from pydantic import ValidationError
+
 from search_spaces.configuration import Configuration
+from trackers.entries import StudyClosed
+from trackers.records import TrialRecord
 
 from .advice import Advice, advise
 from .candidates import Target, noise_of
 from .errors import EnvironmentBroken, Interrupted, PlanError
 from .joint_model import Reading, fit_scales
 from .objective import targets
+from .peak import Peak
 from .refusal import refuse
 from .retune import next_step, restated
 from .retune_view import Effort, Frame, Seen, Verdict, seen
 from .study import Bench, Study, attempt
-from .tune import Outcome, conclude, run_studies
+from .tune import Outcome, conclude, peaks_of, run_studies
 
 __all__ = ["named_study", "refind"]
 
@@ -28,27 +35,22 @@ def refind(
     *,
     cold: bool = False,
     alternate: bool = False,
+    closed: StudyClosed | None = None,
 ) -> Callable[[Sequence[Study], Bench], Outcome]:
     """The work of a session: from the old engine's records to the new engine's verdict, target by target.
 
     An old engine without a peak has nothing to be re-found: the new one is searched cold, and it is said; so it
     is with `cold`, where the traffic changed and old numbers are of other things. Until every target has its
     verdict the new engine has no peak, and the next run goes on. With `alternate` the old engine is launched in
-    turn, where its stack is still here.
+    turn, where its stack is still here. Its study has ended as `closed` says, where that is known: what it was
+    launched for later was in turn with another engine, and says nothing of its own peak.
     """
+    since = closed.at if closed else math.inf
 
     def work(studies: Sequence[Study], bench: Bench) -> Outcome:
-        old, new = named_study(studies, old_name, 0), named_study(studies, new_name, -1)
-        if old.key == new.key:
-            raise PlanError("The old and the new engine are the same stack.", "Name two engines of the plan.")
-        # An old stack that is here no more has no launchpad of its own (see `Scope.studies`).
-        in_turn = alternate and old.pad is not new.pad
-        served = [study.stack.items.get("model") for study in (old, new)]
-        if in_turn and served[0] != served[1]:
-            said = f"{old.engine} serves {served[0]}, {new.engine} serves {served[1]}: one's peak is not the other's."
-            raise PlanError(said, "Name two engines with the same model in --from and --to.")
-        before = conclude([old], bench.plan, bench.memory).peaks[old.engine]
-        peaks = dict(conclude(studies, bench.plan, bench.memory).peaks)
+        old, new, in_turn = _pair(studies, old_name, new_name, alternate=alternate)
+        before = _recorded(peaks_of(old, bench.plan, _apart(old, new, bench, since)), closed)
+        peaks = {**conclude(studies, bench.plan, bench.memory).peaks, old.engine: before}
         if cold or not before:
             why = "the traffic is another" if cold else f"{old.engine} has no peak to start from"
             bench.progress.line(f"{why}: {new.engine} is searched cold")
@@ -60,7 +62,7 @@ def refind(
                 continue
             try:
                 peak = before[target.name].configuration
-                verdict = _refind_one(old, new, target, peak, bench, effort, alternate=in_turn)
+                verdict = _refind_one(old, new, target, peak, bench, effort, since, alternate=in_turn)
             except Interrupted:
                 verdict, interrupted = bench.budget.spent() or "interrupted", True
             if isinstance(verdict, str):
@@ -68,7 +70,7 @@ def refind(
                 break
             verdicts.append(verdict)
             _say_likelier(verdict, target, bench)
-            then, now = _both(old, new, target, bench, alternate=in_turn)
+            then, now = _both(old, new, target, bench, since, alternate=in_turn)
             fields, most = (restated(then, peak), now.field), bench.plan.upgrades.regression
             advice.append(advise(old, new, before[target.name], verdict, fields, most))
         at = {} if ended else {one.peak.target.name: one.peak for one in verdicts if one.peak}
@@ -83,6 +85,22 @@ def refind(
     return work
 
 
+def _pair(
+    studies: Sequence[Study], old_name: str | None, new_name: str | None, *, alternate: bool
+) -> tuple[Study, Study, bool]:
+    """The two that are compared, and whether the old one can be launched in turn."""
+    old, new = named_study(studies, old_name, 0), named_study(studies, new_name, -1)
+    if old.key == new.key:
+        raise PlanError("The old and the new engine are the same stack.", "Name two engines of the plan.")
+    # An old stack that is here no more has no launchpad of its own (see `Scope.studies`).
+    in_turn = alternate and old.pad is not new.pad
+    served = [study.stack.items.get("model") for study in (old, new)]
+    if in_turn and served[0] != served[1]:
+        said = f"{old.engine} serves {served[0]}, {new.engine} serves {served[1]}: one's peak is not the other's."
+        raise PlanError(said, "Name two engines with the same model in --from and --to.")
+    return old, new, in_turn
+
+
 def named_study(studies: Sequence[Study], name: str | None, at: int) -> Study:
     """The study of an engine, or the one at a place where none is named."""
     if name is None:
@@ -93,19 +111,47 @@ def named_study(studies: Sequence[Study], name: str | None, at: int) -> Study:
     return found
 
 
-def _both(old: Study, new: Study, target: Target, bench: Bench, *, alternate: bool) -> tuple[Seen, Seen]:
+def _recorded(found: dict[str, Peak], closed: StudyClosed | None) -> dict[str, Peak]:
+    """The peaks as they were declared: what a retune declared, its study's records alone do not show."""
+    recorded = dict(found)
+    for name, peak in found.items():
+        with suppress(ValidationError, KeyError, TypeError):
+            one = Peak.model_validate((closed.peak or {})[name]) if closed else peak
+            recorded[name] = one if one.target == peak.target else peak
+    return recorded
+
+
+def _apart(old: Study, new: Study, bench: Bench, since: float) -> list[TrialRecord]:
+    """The old engine's records without its launches in turn, with the new engine or, `since` then, another one."""
+    begun = min((one.started_at for one in bench.memory.of(new.key) if one.role in ("anchor", "probe")), default=since)
+    return [one for one in bench.memory.of(old.key) if one.role != "anchor" or one.started_at < min(begun, since)]
+
+
+def _both(old: Study, new: Study, target: Target, bench: Bench, since: float, *, alternate: bool) -> tuple[Seen, Seen]:
     """The records of both; the old engine's since this retune began were taken in turn."""
     rule = bench.plan.precision.rule()
     now = seen(bench.memory.of(new.key), target, rule)
-    turns_from = now.retune[0].started_at if alternate and now.retune else None
-    return seen(bench.memory.of(old.key), target, rule, turns_from=turns_from), now
+    then = seen(_apart(old, new, bench, since), target, rule)
+    if alternate and now.retune:
+        begun = now.retune[0].started_at
+        turns = [one for one in bench.memory.of(old.key) if one.role == "anchor" and one.started_at >= begun]
+        then = seen([*then.records, *turns], target, rule, turns_from=begun)
+    return then, now
 
 
 def _refind_one(
-    old: Study, new: Study, target: Target, peak: Configuration, bench: Bench, effort: Effort, *, alternate: bool
+    old: Study,
+    new: Study,
+    target: Target,
+    peak: Configuration,
+    bench: Bench,
+    effort: Effort,
+    since: float,
+    *,
+    alternate: bool,
 ) -> Verdict | str:
     """Launch what the planner asks for until it has a verdict; why it stopped where the budget ended first."""
-    plan, past = bench.plan, _both(old, new, target, bench, alternate=False)[0]
+    plan, past = bench.plan, _both(old, new, target, bench, since, alternate=False)[0]
     readings = [Reading(c, target.score(values), len(values)) for c, values in past.readings]
     frame = Frame(
         space=new.space,
@@ -120,7 +166,7 @@ def _refind_one(
         alternate=alternate,
     )
     while True:
-        step = next_step(*_both(old, new, target, bench, alternate=alternate), frame)
+        step = next_step(*_both(old, new, target, bench, since, alternate=alternate), frame)
         if isinstance(step, Verdict):
             return step
         if not bench.budget.take():

@@ -22,7 +22,7 @@ from .plan import TuningPlan
 from .shift import PeakShift, judge_shift
 from .study import AGAIN, Bench, Study, attempt, search, search_trials
 
-__all__ = ["Outcome", "conclude", "launch_bounds", "run_studies"]
+__all__ = ["Outcome", "conclude", "launch_bounds", "peaks_of", "run_studies"]
 
 _ROUNDS = 3
 
@@ -61,7 +61,7 @@ def conclude(
     studies: Sequence[Study], plan: TuningPlan, memory: Memory, ended: Mapping[str, str] | None = None
 ) -> Outcome:
     """Peaks and shifts from what is remembered, whether the study is finished or not."""
-    peaks = {study.engine: _peaks(study, plan, memory) for study in studies}
+    peaks = {study.engine: peaks_of(study, plan, memory.of(study.key)) for study in studies}
     shifts = [
         _shift(old, new, target.name, peaks, plan, memory)
         for old, new in pairwise(studies)
@@ -182,9 +182,10 @@ def _field(records: Sequence[TrialRecord], target: Target, plan: TuningPlan) -> 
     return tuple(one.model_copy(update={"veto": one.veto or vetoes.get(one.configuration, "")}) for one in found)
 
 
-def _peaks(study: Study, plan: TuningPlan, memory: Memory) -> dict[str, Peak]:
+def peaks_of(study: Study, plan: TuningPlan, records: Sequence[TrialRecord]) -> dict[str, Peak]:
+    """What these records of a study show to be best, by target."""
     found = {}
-    for target, field in _boards(memory.of(study.key), plan):
+    for target, field in _boards(records, plan):
         noise = noise_of(field, plan.precision.launch_noise)
         peak = declare_peak(
             field,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,8 @@ from orchestrator.retune_view import FAST
 from orchestrator.simulated_moves import make_surface
 from orchestrator.slot import LaunchOrder, LaunchReport
 from orchestrator.study import Bench, Study
-from orchestrator.tune import Outcome, run_studies
+from orchestrator.tune import Outcome, conclude, run_studies
+from trackers.entries import StudyClosed
 from trackers.journal import Journal
 
 TUNED = TuningPlan.model_validate(PLAN | {"search": {"launches": 12}})
@@ -182,3 +184,58 @@ def test_an_engine_whose_every_worker_dies_is_not_asked_for_without_end(
     assert len(lost) == 2
     assert bool(found.shifts) == (dies == "old")
     assert ("stopped: The engine's worker died." in found.ended[studies[1].engine]) == (dies == "new")
+
+
+def slowed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on the host gives four fifths of what it gave."""
+    launch = machine.slot.launch
+
+    def slow(order: LaunchOrder) -> LaunchReport:
+        report = launch(order)
+        machine.slot.effect *= 0.8
+        return report
+
+    monkeypatch.setattr(machine.slot, "launch", slow)
+
+
+def another(study: Study) -> Study:
+    environment = study.pad.environment.model_copy(update={"key": "another"})
+    return replace(study, engine="another", key="f" * 12, pad=replace(study.pad, environment=environment))
+
+
+def test_a_host_that_slowed_down_moves_no_old_peak_between_two_nights(
+    studies: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surface, found = make_surface("null", 2)[0], list[Outcome]()
+    later = [studies[1], another(studies[1])]
+    for name, nights in (("whole", [None]), ("parts", [5, None])):
+        slot = SurfaceSlot(dict.fromkeys(("old", "new", "another"), surface), seed=2)
+        here = Machine(tmp_path / name, slot)
+        run_studies(studies[:1], here.bench())
+        refound(here, studies, alternate=True)
+        assert not any(one.role == "finalist" for one in here.memory.of(studies[1].key)), "its anchors speak for it"
+        slowed(here, monkeypatch)
+        for more in nights:
+            outcome = refound(here, later, more, alternate=True)
+        found.append(outcome)
+        here.journal.close()
+    whole, parts = (one.shifts[0] for one in found)
+    assert (parts.old_peak, parts.speed, parts.verdict) == (whole.old_peak, whole.speed, whole.verdict)
+
+
+def test_launches_in_turn_with_another_engine_say_nothing_of_a_recorded_peak(
+    studies: list[Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surface = make_surface("null", 1)[0]
+    here = Machine(tmp_path / "journal", SurfaceSlot(dict.fromkeys(("old", "new", "another"), surface), seed=1))
+    run_studies(studies[:1], here.bench())
+    before = conclude(studies[:1], TUNED, here.memory).peaks[studies[0].engine]
+    told = {name: peak.model_dump(mode="json") for name, peak in before.items()}
+    closed = StudyClosed(study=studies[0].key, at=time.time(), verdict="", peak=told)
+    with monkeypatch.context() as hot:
+        slowed(here, hot)
+        refound(here, [studies[0], another(studies[1])], alternate=True)
+    found = refind(FAST, alternate=True, closed=closed)(studies, here.bench())
+    assert found.peaks[studies[0].engine] == before
+    assert found.shifts[0].noise.sd < 0.03, "a fifth between two days is no launch noise"
+    here.journal.close()

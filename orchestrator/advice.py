@@ -25,6 +25,7 @@ _LAUNCHES = 2  # a side, before anything is said to be lost or not
 class Advice(Frozen):
     """What to do about one target on a stack that moved, and what that rests on.
 
+    `peak` is the verdict in words, with what would decide it; `do` goes by what both stacks measured.
     `kept` is the old settings there over the old peak, `whole` the best there over the old peak (ratios of the
     metric). A regression is shown where the whole interval lies beyond the loss that counts (`most`).
     """
@@ -35,6 +36,7 @@ class Advice(Frozen):
     old_stack: str
     new_stack: str
     verdict: str
+    peak: str
     do: str
     sure: str
     regression: Regression
@@ -83,6 +85,7 @@ def advise(
         old_stack=f"{old.engine} {old.stack.key}",
         new_stack=f"{new.engine} {new.stack.key}",
         verdict=shift.verdict,
+        peak=shift.said + shift.decides,
         do=_do(found, kept, whole, moved=moved, in_place=in_place),
         sure=_sure(before, known, whole, verdict, most),
         regression=found,
@@ -137,7 +140,7 @@ def _do(
 ) -> str:  # fmt: skip
     if whole is None:
         return "do not upgrade: nothing could be measured there"
-    same = f"{_percent(kept)} at the old settings" if kept else "the old settings do not run"
+    same = f"{_percent(kept)} at the old settings, measured on both stacks" if kept else "the old settings do not run"
     if found == "shown":
         head = "go back to the old stack if you can" if in_place else "do not upgrade"
         best = f"{_percent(whole)} at the new peak" if moved else "and nothing is shown to be better there"
@@ -160,8 +163,7 @@ def _spread(found: Comparison) -> str:
 
 
 def _sure(before: Peak, known: Candidate, whole: Comparison | None, verdict: Verdict, most: float) -> str:
-    shift = verdict.shift
-    said = f"launches of one configuration differ by {shift.noise.sd:.1%} (standard deviation)"
+    said = f"launches of one configuration differ by {verdict.shift.noise.sd:.1%} (standard deviation)"
     if whole is not None:
         counts = f"95 %, as every interval here; the limit is a loss of {most:.0%}"
         said = f"best there over the old peak {_spread(whole)} ({counts}); {said}"
@@ -173,24 +175,21 @@ def _sure(before: Peak, known: Candidate, whole: Comparison | None, verdict: Ver
         said += "; the old peak was never launched afresh, so a loss cannot be shown"
     elif verdict.peak is not None and min(len(known.evidence), verdict.peak.estimate.launches) < _LAUNCHES:
         said += "; with one launch a side the interval rests on the noise that was expected"
-    if shift.verdict == "cannot tell" and shift.would_decide:
-        many = f"{shift.launches_to_decide} launches a side of " if shift.launches_to_decide else ""
-        said += f"; whether the peak moved cannot be told: {many}{shift.would_decide} would decide"
     return said
 
 
 def advice_text(one: Advice) -> str:
     """For a terminal of 80 columns: what to do, how sure, then the numbers."""
-    verdict = "cannot tell whether the peak moved" if one.verdict == "cannot tell" else one.verdict
-    lines = [f"{one.target}, {one.metric}: {one.old_stack} -> {one.new_stack}: {verdict}"]
+    lines = [f"{one.target}, {one.metric}: {one.old_stack} -> {one.new_stack}"]
     kept = f"the same settings: {value(one.kept_value)}" if one.kept_value else "the old settings do not run"
     best = f"{one.new_peak}: {value(one.new_value)}" if one.new_value else "nothing was measured"
     rows = [
         ("do", one.do),
         ("sure", one.sure),
+        ("verdict", one.peak),
         ("old peak", f"{one.old_peak}: {value(one.old_value)} on the old stack"),
         ("new stack", kept),
-        ("best there", "the same settings" if one.new_peak == one.old_peak else best),
+        ("best there", "the same settings, as far as is shown" if one.new_peak == one.old_peak else best),
         *(("if anyway" if one.regression == "shown" else "change", change) for change in one.change),
     ]
     for name, said in rows:

@@ -33,7 +33,7 @@ def compared_text(found: Compared) -> str:
 
 
 def _move(move: TargetMove) -> Iterator[str]:
-    yield f"{move.target.name}, {move.target.metric}: {move.shift.verdict}"
+    yield f"{move.target.name}, {move.target.metric}: {move.shift.said}"
     table = columns("", "old engine", "new engine", "new / old")
     for step in move.steps:
         change = step.new_over_old

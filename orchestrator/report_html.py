@@ -129,7 +129,7 @@ def _moved(found: Compared) -> str:
 
 
 def _target(move: TargetMove, found: Compared) -> Iterable[str]:
-    yield f"<p><strong>{_e(move.target.name)}: {_e(move.shift.verdict)}.</strong> {_e(gain_text(move))}</p>"
+    yield f"<p><strong>{_e(move.target.name)}: {_e(move.shift.said)}.</strong> {_e(gain_text(move))}</p>"
     rows = [
         (
             step.name,

@@ -282,7 +282,7 @@ def _close_studies(studies: Sequence[Study], outcome: Outcome, journal: Journal,
         facts |= _shift_facts(study, studies, outcome.shifts)
         for one in outcome.advice:
             if one.engine == study.engine:
-                told = "; ".join([one.do, *one.change, one.sure])
+                told = "; ".join([one.do, *one.change, one.sure, f"verdict: {one.peak}"])
                 facts |= {f"shift.{one.target}": one.verdict, f"advice.{one.target}": told}
         audited = audit_peaks(study, peaks, journal.records(study.key), journal.directory / "audits")
         closed = StudyClosed(

@@ -72,6 +72,26 @@ class PeakShift(Frozen):
     noise: LaunchNoise
     delta: float
 
+    @property
+    def said(self) -> str:
+        """The verdict for a reader: `cannot tell` is of where the peak is, how it came there, or its speed."""
+        if self.verdict != "cannot tell":
+            return self.verdict
+        if self.new_peak is None:
+            return "cannot tell where the best settings are now"
+        if self.new_peak == self.old_peak:
+            return "same peak; cannot tell whether it got faster or slower"
+        return "other settings are better now; cannot tell whether the peak moved or was missed before"
+
+    @property
+    def decides(self) -> str:
+        """What would tell, as a clause; empty where the verdict does."""
+        if self.verdict != "cannot tell" or not self.would_decide:
+            return ""
+        count = self.launches_to_decide
+        many = f"{count} launch{'es' * (count > 1)} a side of " if count else ""
+        return f"; {many}{self.would_decide} would decide"
+
 
 @dataclass(frozen=True)
 class _Stacks:

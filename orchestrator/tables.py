@@ -114,15 +114,13 @@ def _notes(peak: Peak, held: Mapping[str, Scalar]) -> list[str]:
 
 def _shift(shift: PeakShift) -> str:
     """The verdict in one sentence, with what it rests on."""
-    said = f"{shift.target.name}: {shift.verdict}"
+    said = f"{shift.target.name}: {shift.said}"
     if shift.speed.ratio is not None:
         low, high = shift.speed.low, shift.speed.high
         said += f"; the new engine runs at {shift.speed.ratio:.2f}x ({low:.2f} to {high:.2f}) of the old"
     if shift.verdict == "peak moved" and shift.new_peak is not None:
         said += f"; from {shift.old_peak.label()} to {shift.new_peak.label()}"
-    if shift.launches_to_decide is not None:
-        said += f"; {shift.launches_to_decide} launches a side of {shift.would_decide or 'both'} would decide"
-    return "\n".join(wrap(said, WIDTH, initial_indent="  ", subsequent_indent="    "))
+    return "\n".join(wrap(said + shift.decides, WIDTH, initial_indent="  ", subsequent_indent="    "))
 
 
 def trials(records: Iterable[TrialRecord], metric: str, workloads: Sequence[str]) -> str:

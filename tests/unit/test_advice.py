@@ -122,7 +122,7 @@ HILL = {0: 100.0, 2: 140.0, 4: 120.0, 8: 110.0}
 def test_where_both_lost_it_says_not_to_upgrade_and_how_much_at_either_peak() -> None:
     found = told(HILL, {k: v * (0.62 if k == 2 else 0.76) for k, v in HILL.items()}, 1)
     assert found.do.startswith("do not upgrade: -3")
-    assert " %) at the old settings, -3" in found.do
+    assert " %) at the old settings, measured on both stacks, -3" in found.do
     assert "95 %, as every interval here; the limit is a loss of 3%" in found.sure
     assert "if anyway:" in advice_text(found)
 
@@ -142,12 +142,25 @@ def test_where_nothing_moved_the_settings_are_kept() -> None:
     )
 
 
+def test_what_cannot_be_told_is_named_and_what_to_do_goes_by_what_both_stacks_measured() -> None:
+    place, speed = (told(surface(seed), surface(seed), seed) for seed in (3, 0))
+    assert place.verdict == speed.verdict == "cannot tell"
+    assert place.peak.startswith("cannot tell where the best settings are now; ")
+    assert speed.peak.startswith("same peak; cannot tell whether it got faster or slower; ")
+    for found in (place, speed):
+        text = " ".join(advice_text(found).split())
+        assert f"verdict: {found.peak} old peak:" in text
+        assert "keep the settings: " in text
+        assert "at the old settings, measured on both stacks" in text
+        assert "cannot tell" not in text.partition("verdict:")[0]
+
+
 def test_a_stack_that_moved_under_the_same_engine_is_no_upgrade_to_decide() -> None:
     kept = told(HILL, HILL, 3, vllm="0.27.1")
     assert kept.do.startswith("keep the settings")
     lost = told(HILL, {k: v * 0.7 for k, v in HILL.items()}, 3, vllm="0.27.1")
     assert lost.do.startswith("go back to the old stack if you can: -29 % (-3")
-    assert " %) at the old settings, and nothing" in lost.do
+    assert " %) at the old settings, measured on both stacks, and nothing" in lost.do
     assert "best there: the same settings" in advice_text(lost)
 
 

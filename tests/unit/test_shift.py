@@ -87,6 +87,7 @@ def test_a_rival_that_was_better_before_was_missed_not_moved() -> None:
     assert (found.verdict, found.new_peak) == ("cannot tell", DEPTHS[4])
     assert found.launches_to_decide is not None
     assert "on both stacks" in found.would_decide
+    assert found.said == "other settings are better now; cannot tell whether the peak moved or was missed before"
 
 
 def test_a_lucky_search_reading_moves_nothing() -> None:
@@ -95,6 +96,8 @@ def test_a_lucky_search_reading_moves_nothing() -> None:
     assert found.verdict == "cannot tell"
     assert found.would_decide == "mtp k=4 and mtp k=2 launched afresh on the new stack"
     assert found.launches_to_decide == 1
+    assert found.said == "cannot tell where the best settings are now"
+    assert found.decides == "; 1 launch a side of mtp k=4 and mtp k=2 launched afresh on the new stack would decide"
 
 
 def test_what_a_model_still_expects_keeps_the_verdict_open() -> None:

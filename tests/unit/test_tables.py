@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import two_engines as two
 from trial_records import trial
 
-from orchestrator.tables import trials
+from orchestrator.candidates import Candidate, Target, noise_of
+from orchestrator.shift import judge_shift
+from orchestrator.tables import closing, trials
 from search_spaces.configuration import Configuration
 from trackers.records import Estimate
 
@@ -36,6 +39,15 @@ def test_what_all_configurations_share_is_said_once() -> None:
     lines = shown(2, 16)
     assert ["ngram k=2 " in lines[1], "ngram k=16 " in lines[2]] == [True, True]
     assert lines[3] == "all of them: attention_backend=a_name_that_is_long, max_num_batched_tokens=2048"
+
+
+def test_between_the_engines_a_verdict_that_cannot_be_told_says_of_what_and_what_would_tell() -> None:
+    one, target = two.configuration("mtp", 2), Target(name="fast", metric="decode_tok_s", workloads=("fast",))
+    old, new = [Candidate(configuration=one, fresh=(100.0, 101.0))], [Candidate(configuration=one, searched=(140.0,))]
+    shift = judge_shift(old, new, one, target, noise_of([*old, *new], 0.01), 0.01)
+    text = " ".join(closing({}, [shift], {}, {}).split())
+    assert "fast: cannot tell where the best settings are now; the new engine runs at 1.39x" in text
+    assert text.endswith("launched twice on the new stack would decide")
 
 
 def test_no_trials_make_no_rows() -> None:

@@ -26,6 +26,7 @@ from .engine_environment import existing_environment
 from .errors import Interrupted, LockHeld, RepeakError
 from .fingerprint import machine_class
 from .home import home, store_uri
+from .interpreters import probe_interpreter
 from .interrupts import stop_on_last, stop_on_signals
 from .janitor import sweep
 from .kept_plan import keep_plan
@@ -71,9 +72,7 @@ class Scope:
     def engines(self) -> tuple[EngineSpec, ...]:
         """The engine, after the one before it where that is still here: an old one is not built for this."""
         with suppress(RepeakError):
-            if self.before and (
-                self.before.simulated or existing_environment(request_of(self.before), environments_root())
-            ):
+            if self.before and (self.before.simulated or _as_made(self.before)):
                 return (self.before, self.engine)
         return (self.engine,)
 
@@ -219,11 +218,17 @@ def open_memory(plan: TuningPlan, progress: Progress) -> Iterator[tuple[Journal,
             yield journal, memory
 
 
+def _as_made(engine: EngineSpec) -> bool:
+    """Whether an engine's environment is here and answers as it was made: it would be built anew otherwise."""
+    found = existing_environment(request_of(engine), environments_root())
+    return found is not None and probe_interpreter(found.python)["packages"] == found.packages
+
+
 def _paid(studies: Sequence[Study], memory: Memory) -> list[TrialRecord]:
     """What a study taken up alone has cost: its own trials, and the finished one's that took turns with them."""
     old, new = (memory.of(study.key) for study in studies)
     begun = min((one.started_at for one in new), default=math.inf)
-    return [*new, *(one for one in old if one.started_at >= begun)]
+    return [*new, *(one for one in old if one.role == "anchor" and one.started_at >= begun)]
 
 
 def _run(studies: Sequence[Study], bench: Bench, journal: Journal, work: Work, *, closing: Sequence[Study]) -> Result:

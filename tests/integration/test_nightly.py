@@ -211,6 +211,18 @@ def test_an_old_engine_that_is_not_here_any_more_is_not_built_for_a_comparison(n
     assert not list((night.home / "environments").glob("vllm-0.27.1*"))
 
 
+def test_an_old_engine_that_does_not_answer_any_more_is_not_built_anew_for_a_comparison(night: Night) -> None:
+    night.index.gains("0.32.0")
+    (made,) = (night.home / "environments").glob("vllm-0.27.1*")
+    python = made / "bin" / "python"
+    python.unlink()
+    python.write_text("#!/bin/sh\nexit 3\n")
+    python.chmod(0o755)
+    engine = night.engine(Engine(OLD))
+    assert (night.retune().return_value, set(engine.versions)) == (0, {"0.32.0"})
+    assert not python.is_symlink()
+
+
 def test_launches_of_the_old_engine_in_turn_count_in_the_budget_of_every_night(night: Night) -> None:
     night.index.gains("0.32.0")
     night.file.write_text(f"{PLAN}budget: {{launches: 4}}\n")

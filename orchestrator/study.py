@@ -150,7 +150,7 @@ def _attempt_once(study: Study, bench: Bench, configuration: Configuration, role
             workload, metric, bench.plan.precision, but=configuration.key
         ),
         gates=bench.plan.gates.names,
-        ran_before=any(one.state == "measured" and one.configuration == configuration for one in before),
+        ran_before=any(one.state == "measured" and one.configuration.key == configuration.key for one in before),
         order=lambda launch: study.pad.order(configuration, plan.trial_id, launch),
         say=lambda text: bench.progress.now(study.engine, f"{configuration.label()}: {text}"),
     )

@@ -21,6 +21,7 @@ from .local_slot import LocalSlot
 from .node_environment import elsewhere, settle
 from .placement import check_places, nodes_of
 from .plan import Slots as SlotPlan
+from .process_tree import end_with_parent
 from .slot import EngineSlot, LaunchOrder, LaunchReport
 from .slots import SlotPool
 from .workload import Workload
@@ -41,6 +42,8 @@ class _EngineActor:
     def __init__(self, engine: str) -> None:
         import ray  # noqa: PLC0415 - a worker process pays for it, the driver's start does not
 
+        # Ray's own look at its parent can miss a raylet's death, and then an engine would run on for nobody.
+        end_with_parent()
         # What a worker that was killed left on these GPUs is gone before anything is placed there.
         sweep(home() / "running")
         gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids())
@@ -234,6 +237,8 @@ class RaySlots:
             ray.kill(actor)
             if not again and self._pool.spare():  # fewer places than slots: a node died
                 return self._make(engine, again=True)
+            if not any(node["Alive"] for node in ray.nodes()):
+                raise ClusterError("Ray has no node any more.", "The same command goes on from here.") from None
             have = ray.cluster_resources()
             raise ClusterError(
                 f"No place for an engine slot with {wanted.gpus} GPU(s) within {_READY_TIMEOUT_S:.0f} s.",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +17,7 @@ __all__ = [
     "Process",
     "cookie_holders",
     "descendants",
+    "end_with_parent",
     "free_port",
     "identify",
     "kernel_oom_kills",
@@ -35,6 +39,18 @@ def running(who: Process) -> bool:
     """Whether exactly this process still runs (a zombie does not)."""
     row = read_process(who.pid)
     return row is not None and row.who == who and row.alive
+
+
+def end_with_parent(every_s: float = 1.0) -> None:
+    """This process ends, as by a signal, once the one that started it is gone, whoever adopts it then."""
+    parent = identify(os.getppid())
+
+    def follow() -> None:
+        while parent is not None and running(parent):
+            time.sleep(every_s)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True, name="parent").start()
 
 
 def descendants(*roots: int) -> list[Process]:

@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -26,6 +28,24 @@ from orchestrator.watchdog import send
 
 WAITER = "import sys; print('up', flush=True); sys.stdin.read()"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WAITER!r}])"
+
+
+FOLLOWER = "from orchestrator.process_tree import end_with_parent; end_with_parent(0.1); " + WAITER
+# The parent starts the follower and says who it is; what started the parent adopts the orphan.
+RAYLET = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {FOLLOWER!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+ADOPTER = f"""
+import ctypes, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+parent = subprocess.Popen([sys.executable, "-c", {RAYLET!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+print(parent.pid, parent.stdout.readline().decode().strip(), flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -129,3 +149,19 @@ def test_a_port_nobody_listens_on_is_unknown() -> None:
 
 def test_the_kernel_s_count_of_processes_it_ended_can_be_read() -> None:
     assert kernel_oom_kills() >= 0
+
+
+def test_a_worker_ends_with_its_parent_though_another_process_adopts_it() -> None:
+    argv = [sys.executable, "-c", ADOPTER]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    ) as adopter:
+        assert adopter.stdout is not None
+        parent, follower = map(identify, map(int, adopter.stdout.readline().split()))
+        assert parent is not None
+        assert follower is not None
+        assert running(follower)
+        assert send(parent, signal.SIGKILL)
+        waiter = threading.Event()
+        assert any(not running(follower) or waiter.wait(0.05) for _ in range(400))
+        adopter.kill()

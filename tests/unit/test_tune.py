@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import two_engines as two
 from scripted_slot import OneSlot, ScriptedSlot
 
 from orchestrator.budget import Budget
@@ -15,7 +17,7 @@ from orchestrator.plan import TuningPlan
 from orchestrator.progress import PlainProgress
 from orchestrator.slot import LaunchOrder
 from orchestrator.study import Bench, Study
-from orchestrator.tune import Outcome, run_studies
+from orchestrator.tune import Outcome, peaks_of, run_studies
 from orchestrator.workload import Workload
 from search_spaces.feasibility import KnownFacts
 from trackers.journal import Journal
@@ -104,3 +106,15 @@ def test_launches_that_no_finalist_needs_are_the_search_s(tmp_path: Path) -> Non
     outcome, seen = tuned(tmp_path, None, launches=6, finalists=3, afresh=2)
     assert (outcome.peaks["e"]["edit"].configuration.k, len(set(seen[:3]))) == (8, 3)
     assert seen[3:] == [8, 8]
+
+
+def test_launches_in_turn_on_another_day_do_not_change_what_finals_showed() -> None:
+    plan, best = two.plan(), two.configuration("ngram", 2)
+    study = SimpleNamespace(incumbent=two.configuration(), space=plan.space)
+    speeds = [(two.configuration(), 100.0), (best, 112.0)]
+    roles = ["search", "finalist", "finalist"]
+    own = [two.record("s", n, two.OLD, *one, role=role) for n, role in enumerate(roles) for one in speeds]
+    hot = [two.record("s", n, two.OLD, best, 0.8 * 112, role="anchor") for n in (7, 8)]
+    alone, later = (peaks_of(study, plan, records) for records in (own, own + hot))  # type: ignore[arg-type]
+    assert alone["generate"].configuration == best
+    assert later == alone

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 
 from search_spaces.configuration import Configuration
@@ -31,6 +33,8 @@ __all__ = ["AGAIN", "Bench", "Study", "attempt", "search", "search_trials"]
 
 AGAIN: frozenset[TrialState] = frozenset({"interrupted", "lost", "client_bound"})
 """States that say nothing of their configuration: it is measured again."""
+
+_ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +254,9 @@ def _run_together(work: Callable[[], None], workers: int) -> None:
     if workers == 1:
         work()
         return
+    # Threads of one interpreter take turns: where glibc gives each an arena, what is kept scatters over all of them.
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
     with ThreadPoolExecutor(workers, thread_name_prefix="trial") as pool:
         futures = [pool.submit(work) for _ in range(workers)]
         wait(futures, return_when=FIRST_EXCEPTION)

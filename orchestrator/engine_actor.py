@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +17,7 @@ from .home import home
 from .janitor import sweep
 from .local_slot import LocalSlot
 from .node_environment import elsewhere, settle
-from .placement import check_places, nodes_of
+from .placement import check_places, cluster_settings, nodes_of
 from .plan import Slots as SlotPlan
 from .process_tree import end_with_parent
 from .slot import EngineSlot, LaunchOrder, LaunchReport
@@ -284,7 +282,7 @@ class RaySlots:
 
 def _start_cluster(address: str | None, directory: Path, say: Callable[[str], None]) -> None:
     """Join the cluster at `address`, or start our own: loopback only, with a token of ours."""
-    _cluster_settings(directory)
+    cluster_settings(directory)
     import ray  # noqa: PLC0415 - settings are read when Ray is imported
 
     say("starting Ray" if address is None else f"joining Ray at {address}")
@@ -308,26 +306,3 @@ def _start_cluster(address: str | None, directory: Path, say: Callable[[str], No
         f"Ray did not start: {errors[-1]}",
         "It gives its own processes 30 s; on a busy machine try again, or name a cluster by --address.",
     )
-
-
-def _cluster_settings(directory: Path) -> None:
-    """Environment that Ray reads at import: loopback, token authentication, no usage report."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Despite its name this is what makes a Linux cluster of one host listen on loopback only.
-    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    # A call that was abandoned on Ctrl-C has no one to tell its error to.
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    # Workers are niced by 15 otherwise, and so would be every engine that one starts.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
-        return
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    token = directory / "ray-token"
-    if not token.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        partial = directory / f"ray-token.{os.getpid()}"
-        partial.touch(mode=0o600)
-        partial.write_text(secrets.token_hex(32), encoding="ascii")
-        partial.replace(token)
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)

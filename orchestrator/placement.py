@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import secrets
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from search_spaces.knob import normal_flag
@@ -12,7 +15,7 @@ from search_spaces.knob import normal_flag
 from .errors import ClusterError
 from .plan import PARALLEL, Slots
 
-__all__ = ["Node", "alike", "check_places", "gpus_of", "nodes_of"]
+__all__ = ["Node", "alike", "check_places", "cluster_settings", "gpus_of", "nodes_of"]
 
 _SIZES = {normal_flag(name) for name in PARALLEL}
 # What two machines must share for their numbers to stand in one study.
@@ -87,3 +90,26 @@ def gpus_of(args: Sequence[str]) -> int:
     words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
     sizes = [after for flag, after in pairwise(words) if flag in _SIZES and after.isdigit()]
     return math.prod(map(int, sizes))
+
+
+def cluster_settings(directory: Path) -> None:
+    """Environment that Ray reads at import: loopback, token authentication, no usage report."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Despite its name this is what makes a Linux cluster of one host listen on loopback only.
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    # A call that was abandoned on Ctrl-C has no one to tell its error to.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    # Workers are niced by 15 otherwise, and so would be every engine that one starts.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
+        return
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    token = directory / "ray-token"
+    if not token.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        partial = directory / f"ray-token.{os.getpid()}"
+        partial.touch(mode=0o600)
+        partial.write_text(secrets.token_hex(32), encoding="ascii")
+        partial.replace(token)
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)

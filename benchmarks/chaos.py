@@ -94,7 +94,7 @@ def draw(seed: int, number: int, mode: str) -> Kill:
     target, phase = targets[number % len(targets)], PHASES[(number + number // len(targets)) % len(PHASES)]
     length_s = {"start-up": 0.5, "mid-window": 0.9, "shutdown": 0.6}[phase]
     if mode == "real":  # vLLM kills its core 50 ms after it asked it to end
-        length_s *= 0.1 if phase == "shutdown" else 10
+        length_s *= 0.03 if phase == "shutdown" else 10
     trial = rng.randint(0, 0 if mode == "real" else 1)
     if target in ("driver", "MLflow server") and rng.random() < 0.4:
         trial = {"start-up": -1, "mid-window": trial, "shutdown": -2}[phase]
@@ -107,6 +107,7 @@ class Place:
     def __init__(self, directory: Path, store: Path, mode: str, engine: str) -> None:
         self.home, self.mode = directory, mode
         self.scratches: set[Path] = set()
+        self.core: Process | None = None
         self.shared = shared_memory()
         self.seen: tuple[int, list[dict[str, Any]]] = (0, [])
         self.journal = directory / "journals" / "chaos"
@@ -216,9 +217,12 @@ def victim(place: Place, kill: Kill, driver: int) -> Process | None:
         return None
     trial = begun[kill.trial]
     launched = [line for line in lines if line["kind"] == "launch" and line["id"][0] == trial]
+    entry = place.engine(trial)
+    if launched and entry and entry.engine and not place.core:  # before its end, which leaves no time to look for it
+        below = descendants_of([entry.engine.pid], process_table())
+        place.core = next((who for who in below if b"EngineCore" in place.command(who)), None)
     stopping = b"shutdown triggered" in place.engine_log(trial)
     on = {"start-up": not launched, "mid-window": bool(launched), "shutdown": stopping}
-    entry = place.engine(trial)
     if not on[kill.phase] or entry is None or entry.engine is None:
         return None
     if kill.target in ("driver", "MLflow server"):
@@ -230,8 +234,8 @@ def victim(place: Place, kill: Kill, driver: int) -> Process | None:
     if kill.target == "raylet":
         row = read_process(entry.owner.pid)
         return row and identify(row.parent)
-    below = descendants_of([entry.engine.pid], process_table())
-    return next((who for who in below if b"EngineCore" in place.command(who)), None)
+    below = [] if place.core else descendants_of([entry.engine.pid], process_table())
+    return place.core or next((who for who in below if b"EngineCore" in place.command(who)), None)
 
 
 def strike(place: Place, kill: Kill, driver: int, server: Server) -> set[Process] | None:
@@ -244,15 +248,15 @@ def strike(place: Place, kill: Kill, driver: int, server: Server) -> set[Process
         who.append(victim(place, kill, driver))
         return bool(who[-1] or (me and not running(me)))
 
-    until(now, patience_s)
-    around = place.marked()
+    until(now, patience_s, 0.01 if kill.phase == "shutdown" else 0.04)
+    around = set() if kill.phase == "shutdown" else place.marked()
     time.sleep(kill.delay_s)
     if (one := who[-1]) is None or not running(one):
         return None
     if kill.target == "MLflow server":
         server.kill()
         return set()
-    return around if send(one, signal.SIGKILL) else None
+    return around | place.marked() if send(one, signal.SIGKILL) else None
 
 
 def windows_of(lines: list[dict[str, Any]]) -> Iterator[tuple[str, int, str, int]]:

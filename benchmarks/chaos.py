@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sqlite3
@@ -108,7 +109,7 @@ class Place:
         self.home, self.mode = directory, mode
         self.scratches: set[Path] = set()
         self.core: Process | None = None
-        self.shared = shared_memory()
+        self.shared: set[Path] = set()
         self.seen: tuple[int, list[dict[str, Any]]] = (0, [])
         self.journal = directory / "journals" / "chaos"
         directory.mkdir()
@@ -167,8 +168,7 @@ class Place:
 
     def littered(self) -> set[Path]:
         """Directories of engines that are still there, and shared memory; simulated engines have none of that."""
-        more = shared_memory() - self.shared if self.mode == "real" else set()
-        return {one for one in self.scratches if one.exists()} | more
+        return {one for one in self.scratches | self.shared if one.exists()}
 
     def marked(self) -> set[Process]:
         """Every living process with the mark of a trial of this journal, and all below it."""
@@ -176,11 +176,12 @@ class Place:
         table = process_table()
         marks = {pid: [part for part in environment(pid) if part.startswith(COOKIE.encode())] for pid in table}
         found = [pid for pid in table if any(trial in part for part in marks[pid] for trial in trials)]
-        return {table[pid].who for pid in found if table[pid].alive} | set(descendants_of(found, table))
-
-
-def shared_memory() -> set[Path]:
-    return {*Path("/dev/shm").glob("psm_*"), *Path("/dev/shm").glob("sem.mp-*")}
+        mine = {table[pid].who for pid in found if table[pid].alive} | set(descendants_of(found, table))
+        for who in mine if self.mode == "real" else ():
+            with contextlib.suppress(OSError):
+                maps = Path(f"/proc/{who.pid}/maps").read_text(encoding="utf-8")
+                self.shared |= {Path(one) for one in re.findall(r"/dev/shm/(?:psm_|sem\.mp-)\w+", maps)}
+        return mine
 
 
 def until(condition: Callable[[], Any], seconds: float, every_s: float = 0.04) -> Any:
@@ -221,6 +222,7 @@ def victim(place: Place, kill: Kill, driver: int) -> Process | None:
     if launched and entry and entry.engine and not place.core:  # before its end, which leaves no time to look for it
         below = descendants_of([entry.engine.pid], process_table())
         place.core = next((who for who in below if b"EngineCore" in place.command(who)), None)
+        place.marked()
     stopping = b"shutdown triggered" in place.engine_log(trial)
     on = {"start-up": not launched, "mid-window": bool(launched), "shutdown": stopping}
     if not on[kill.phase] or entry is None or entry.engine is None:
@@ -369,7 +371,8 @@ def series(numbers: range, asked: argparse.Namespace, work: Path, engine: str, l
                 one = Found(number, kill.target, kill.phase, 0, 0, 0, "its moment never came")
             print(f"{time.monotonic() - began:6.0f} s {tuple(kill)}: {one[3:]}", file=sys.stderr, flush=True)
             if any(one[3:]):
-                shutil.copytree(place.home, Path(tempfile.gettempdir()) / f"chaos-kept-{number}", symlinks=True)
+                kept = tempfile.mkdtemp(prefix=f"chaos-kept-{number}-")
+                shutil.copytree(place.home, kept, symlinks=True, dirs_exist_ok=True)
             with log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(one) + "\n")
 

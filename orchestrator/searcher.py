@@ -28,7 +28,7 @@ __all__ = ["Searcher"]
 
 _LISTED = 10_000
 _BEST, _NEWEST = 50, 150  # what the sampler still sees of a long study: its time grows with what it sees
-_CONVERGED = 8  # proposals of what is known, in one ask: twenty find nothing better, at more than twice the cost
+_CONVERGED = 8  # proposals of what is known, in one ask: five found no worse than twenty, but met more that fails
 _ONE_AT_A_TIME = threading.Lock()
 
 _Known = tuple[Configuration, Sequence[float] | None, Mapping[str, float]]

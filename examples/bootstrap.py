@@ -67,8 +67,16 @@ def install(lock: str) -> Path:
     # Bytecode once now, or every process that starts later compiles it again.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--require-hashes", "-r", str(ROOT / lock)], check=True, env=env)
-    subprocess.run([*pip, "--no-deps", "--editable", str(ROOT)], check=True, env=env)
+    try:
+        subprocess.run([*pip, "--require-hashes", "-r", str(ROOT / lock)], check=True, env=env)
+        subprocess.run([*pip, "--no-deps", "--editable", str(ROOT)], check=True, env=env)
+    except subprocess.CalledProcessError as error:
+        fail(
+            f"pip could not install {lock} (it ended with {error.returncode}; what it says stands above).",
+            "It needs a package index: the network, or pip's own settings for one. The same command goes on.",
+        )
+    except KeyboardInterrupt:
+        fail("Stopped while installing.", "The same command goes on.")
     stamp.write_text(mark.hexdigest())
     return python
 

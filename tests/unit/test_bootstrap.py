@@ -126,3 +126,15 @@ def test_what_is_installed_is_used_again_until_the_lock_changes(checkout: Checko
     assert checkout.install()[1] == []
     (checkout.root / "requirements.lock").write_text("another")
     assert checkout.install()[1] == [".venv/bin/python -m pip -V", *INSTALLS]
+
+
+def test_a_pip_that_fails_is_told_in_two_lines_and_tried_again_the_next_time(checkout: Checkout) -> None:
+    checkout.stub("child", install="exit 3")
+    done, _ = checkout.install()
+    assert done.returncode == 1
+    assert "pip could not install requirements.lock (it ended with 3" in done.stderr
+    assert "package index" in done.stderr
+    assert "Traceback" not in done.stderr
+    shutil.rmtree(checkout.root / ".venv")
+    checkout.stub("child", install="exit 0")
+    assert checkout.install()[0].returncode == 0

@@ -4,7 +4,8 @@
     python benchmarks/scale.py --slots 16 --trials 300 --nodes 4   slots on so many real raylets of this host
 
 No engine runs: a slot sleeps through 60 seconds a trial, `--speed` times as fast, and answers from a formula. CPU of
-MLflow and of Optuna is that of the thread inside them; the rest of the process is ours. Idle is the time in which a
+MLflow and of Optuna is that of the thread inside them; Ray's is that of calls to workers, and of the threads that are
+no Python's, which are its own; the rest of the process is ours. Idle is the time in which a
 slot had no trial, from the first launch to the last, so that the end of the study, where trials run out, is left out.
 """
 
@@ -39,7 +40,7 @@ from trackers.sync import SyncCounts
 START_S, WINDOW_S, WINDOWS = 30.0, 10.0, 3
 SPANS: list[tuple[float, float]] = []
 MARKS: list[tuple[float, dict[str, float], int]] = []
-SPENT = {"MLflow": 0.0, "Optuna": 0.0}
+SPENT = {"MLflow": 0.0, "Optuna": 0.0, "Ray": 0.0}
 
 
 class SleepingSlot:
@@ -105,6 +106,12 @@ def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def native_s() -> float:
+    """CPU of this process's threads that Python did not start."""
+    known = {one.native_id for one in threading.enumerate() if type(one).__name__ != "_DummyThread"}
+    return sum(one.user_time + one.system_time for one in psutil.Process().threads() if one.id not in known)
+
+
 def plan(slots: int, trials: int, nodes: int) -> TuningPlan:
     knobs = {
         "max_num_seqs": [2, 4, 8, 16, 32],
@@ -157,6 +164,7 @@ def main() -> None:
     if args.untracked:
         session.sync = lambda *_: SyncCounts()
     timed = {"Optuna": (study.Searcher, "__init__", "ask", "tell"), "MLflow": (MlflowTracker, "record", "close_study")}
+    timed["Ray"] = (vars(engine_actor)["_RaySlot"], "_call")
     for name, (owner, *methods) in timed.items():
         for method in methods:
             setattr(owner, method, counted(name, getattr(owner, method)))
@@ -169,7 +177,8 @@ def main() -> None:
 
     def remember(memory: Memory, record: TrialRecord) -> None:
         kept(memory, record)
-        MARKS.append((time.process_time(), dict(SPENT), psutil.Process().memory_info().rss))
+        spent = {**SPENT, "Ray": SPENT["Ray"] + native_s()} if args.nodes else dict(SPENT)
+        MARKS.append((time.process_time(), spent, psutil.Process().memory_info().rss))
 
     Memory.remember = remember  # type: ignore[method-assign]
     engine_actor.LocalSlot = make  # in a worker too: the actor's class is sent as it is here

@@ -83,15 +83,20 @@ class _Scored(NamedTuple):
     ending: Ending
 
 
-def candidates(records: Sequence[TrialRecord], target: Target, rule: StabilityRule) -> tuple[Candidate, ...]:
+def candidates(
+    records: Sequence[TrialRecord], target: Target, rule: StabilityRule, *, in_turn: bool = False
+) -> tuple[Candidate, ...]:
     """Gather the records of one stack by configuration, in the order first seen.
 
-    Only `measured` records give values. A finalist that fails, jumps or is disproved when launched afresh
-    vetoes its configuration, unless its environment was to blame.
+    Only `measured` records give values: those of its own study, or those taken in turn with another stack. A
+    finalist that fails, jumps or is disproved when launched afresh vetoes its configuration, unless its environment
+    was to blame.
     """
     found: dict[Configuration, tuple[list[_Scored], list[_Scored]]] = {}
     vetoes: dict[Configuration, str] = {}
     for record in records:
+        if (record.role == "in_turn") is not in_turn:
+            continue
         if record.state == "measured":
             scored = found.setdefault(record.configuration, ([], []))
             scored[record.role == "finalist"].extend(_scores(record, target, rule))

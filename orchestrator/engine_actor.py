@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _PREFLIGHT_TIMEOUT_S = 720.0
 _CALL_MARGIN_S = 120.0
 _WINDOW_TIMEOUT_S = 3600.0
 _BUILD_TIMEOUT_S = 9000.0
+_LOOK_S = 1.0
 
 
 class _EngineActor:
@@ -133,27 +135,28 @@ class _RaySlot:
         import ray  # noqa: PLC0415
 
         group = "ctl" if method in ("status", "abort") else "run"
-        reference = getattr(self._actor, method).options(concurrency_group=group).remote(*args)
+        # A future, for a `ray.get` that is asked again and again costs more than the trial's whole book-keeping.
+        answer = getattr(self._actor, method).options(concurrency_group=group).remote(*args).future()
         deadline = time.monotonic() + within_s
-        while True:
+        while not answer.done():
             if self._aborted.is_set() and not always:
                 self.abort()
                 raise Interrupted("The study was stopped.", "Run the same command again to go on.")
-            try:
-                return ray.get(reference, timeout=min(0.5, max(0.01, deadline - time.monotonic())))
-            except ray.exceptions.GetTimeoutError:
-                if time.monotonic() > deadline:
-                    self._lose(self._actor)
-                    raise SlotLost(
-                        f"The engine's worker did not answer {method} within {within_s:.0f} s.",
-                        "The trial is tried once more elsewhere; look at the host.",
-                    ) from None
-            except ray.exceptions.RayTaskError as error:
-                cause = error.cause
-                raise (cause if isinstance(cause, RepeakError) else SlotLost(str(cause))) from error
-            except ray.exceptions.RayError as error:
+            if time.monotonic() > deadline:
                 self._lose(self._actor)
-                raise SlotLost(f"The engine's worker died ({type(error).__name__}).") from error
+                raise SlotLost(
+                    f"The engine's worker did not answer {method} within {within_s:.0f} s.",
+                    "The trial is tried once more elsewhere; look at the host.",
+                )
+            wait([answer], timeout=min(_LOOK_S, max(0.01, deadline - time.monotonic())))
+        try:
+            return answer.result()
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise (cause if isinstance(cause, RepeakError) else SlotLost(str(cause))) from error
+        except ray.exceptions.RayError as error:
+            self._lose(self._actor)
+            raise SlotLost(f"The engine's worker died ({type(error).__name__}).") from error
 
 
 class RaySlots:
@@ -230,22 +233,23 @@ class RaySlots:
         )(_EngineActor)
         actor = remote.remote(engine)
         try:
-            ray.get(actor.status.options(concurrency_group="ctl").remote(), timeout=_READY_TIMEOUT_S)
-        except ray.exceptions.GetTimeoutError:
+            found = self._placed(actor)
+        except (ClusterError, Interrupted):
             ray.kill(actor)
-            if not again and self._pool.spare():  # fewer places than slots: a node died
-                return self._make(engine, again=True)
-            if not any(node["Alive"] for node in ray.nodes()):
-                raise ClusterError("Ray has no node any more.", "The same command goes on from here.") from None
-            have = ray.cluster_resources()
-            raise ClusterError(
-                f"No place for an engine slot with {wanted.gpus} GPU(s) within {_READY_TIMEOUT_S:.0f} s.",
-                f"The cluster has {have.get('GPU', 0):.0f} GPU(s); lower slots.gpus or free some.",
-            ) from None
+            raise
         except ray.exceptions.RayError as error:
             if not again:  # it may have been placed on a node that was just dying
                 return self._make(engine, again=True)
             raise SlotLost(f"An engine slot could not start: {type(error).__name__}: {error}") from error
+        if not found:
+            ray.kill(actor)
+            if not again and self._pool.spare():  # fewer places than slots: a node died
+                return self._make(engine, again=True)
+            have = ray.cluster_resources()
+            raise ClusterError(
+                f"No place for an engine slot with {wanted.gpus} GPU(s) within {_READY_TIMEOUT_S:.0f} s.",
+                f"The cluster has {have.get('GPU', 0):.0f} GPU(s); lower slots.gpus or free some.",
+            )
         node = ray.get(actor.node.remote(), timeout=_READY_TIMEOUT_S)
         if engine in self.engines and node != ray.get_runtime_context().get_node_id():
             try:
@@ -254,6 +258,21 @@ class RaySlots:
                 ray.kill(actor)
                 raise
         return actor
+
+    def _placed(self, actor: Any) -> bool:
+        """Whether the cluster found a place for it in time; raises what keeps it from ever finding one."""
+        import ray  # noqa: PLC0415
+
+        ready = actor.status.options(concurrency_group="ctl").remote().future()
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        while wait([ready], timeout=_LOOK_S).not_done:
+            self._pool.refuse_after_abort()
+            if not any(node["Alive"] for node in ray.nodes()):
+                raise ClusterError("Ray has no node any more.", "The same command goes on from here.")
+            if time.monotonic() > deadline:
+                return False
+        ready.result()
+        return True
 
     def _settle(self, actor: Any, engine: str, node: str) -> None:
         """The engine's environment on a node that is not the driver's, which must be of the driver's kind."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from search_spaces.configuration import Configuration, Scalar
 from search_spaces.space import SearchSpace
@@ -11,51 +11,89 @@ from trackers.records import Acceptance, Measurement, TrialRecord
 
 from .k_curve import Depth, KCurve, fit_k_curve
 
-__all__ = ["METRIC", "curve_through", "k_probe"]
+__all__ = ["METRIC", "KProbe", "curve_through"]
 
 METRIC = "decode_tok_s"
 _NEAR = 0.02  # how far under the best a curve may end that is still rising
 
 _Family = dict[int, TrialRecord]
 """Trials that differ in k alone, by k; 0 is the one that drafts nothing beside the same other settings."""
+_Settings = frozenset[tuple[str, Scalar]]
 
 
-def k_probe(
-    records: Sequence[TrialRecord], space: SearchSpace, targets: Sequence[Sequence[str]]
-) -> tuple[Configuration, float] | None:
-    """The configuration that promises most, and the decode tok/s it promises; None where none promises more.
-
-    A curve ends at the deepest launch. Where it is highest there, a launch twice as deep tells how it goes on.
-    What is promised is to be measured: it is never a result. Trials that did not settle have their say in it.
+class KProbe:
+    """The curves of one study's drafters; each record is read once, for a long study asks a thousand times.
 
     Args:
-        records: Of one study.
         space: What may be chosen.
         targets: The workloads that are judged together, target by target.
     """
-    measured = [one for one in records if one.state in ("measured", "unsettled")]
-    known = {one.configuration for one in records}
-    families = _families(measured)
-    found: list[tuple[float, Configuration, float]] = []
-    for names in targets if families else ():
-        best = max((_mean(one, names) for one in measured if one.state == "measured"), default=-math.inf)
-        for family in _fastest(families, names):
-            curve = _joined([curve_through(family, name) for name in names])
-            drafting = family[max(family)].configuration
-            knob = next((one for one in space.knobs if one.name == "k" and one.active(drafting.values)), None)
-            if len(curve) < 2 or knob is None:
-                continue
-            deepest, peak = max(curve), max(curve, key=lambda k: curve[k])
-            allowed = [int(value) for value in knob.grid() if isinstance(value, int)]
-            deeper = [k for k in allowed if k > deepest]
-            near = min(allowed, key=lambda k: abs(k - peak))
-            if peak == deepest and deeper:
-                near = min(deeper, key=lambda k: abs(k - 2 * deepest))
-            own = space.complete({**drafting.values, "k": near})
-            gain = curve.get(near, curve[peak]) - best
-            if own not in known and space.contains(own) and gain > (-_NEAR if near > deepest else 0):
-                found.append((gain, own, math.exp(gain + best)))
-    return max(found, key=lambda each: each[0])[1:] if found else None
+
+    def __init__(self, space: SearchSpace, targets: Sequence[Sequence[str]]) -> None:
+        self._space, self._read = space, 0
+        self._known = set[Configuration]()
+        self._families: dict[_Settings, _Family] = {}
+        self._bases: dict[_Settings, TrialRecord] = {}
+        self._best = {tuple(names): -math.inf for names in targets}
+        # Of each drafter the family with the fastest trial: a large study has hundreds, and a fit takes its time.
+        self._fastest: dict[tuple[str, ...], dict[str, tuple[float, _Settings]]] = {one: {} for one in self._best}
+
+    def next(self, records: Sequence[TrialRecord]) -> tuple[Configuration, float] | None:
+        """The configuration that promises most, and the decode tok/s it promises; None where none promises more.
+
+        A curve ends at the deepest launch. Where it is highest there, a launch twice as deep tells how it goes on.
+        What is promised is to be measured: it is never a result. Trials that did not settle have their say in it.
+
+        Args:
+            records: Of the study: those it was shown before and, after them, those since.
+        """
+        for one in records[self._read :]:
+            self._take(one)
+        self._read = len(records)
+        found: list[tuple[float, Configuration, float]] = []
+        for names, best in self._best.items():
+            for _, settings in self._fastest[names].values():
+                found += self._promise(settings, names, best)
+        return max(found, key=lambda each: each[0])[1:] if found else None
+
+    def _take(self, one: TrialRecord) -> None:
+        at = one.configuration
+        self._known.add(at)
+        if one.state not in ("measured", "unsettled"):
+            return
+        settings = frozenset(pair for pair in at.values.items() if pair[0] != "k")
+        if at.k:
+            self._families.setdefault(settings, {}).setdefault(at.k, one)
+        elif at.drafter == "none":
+            self._bases.setdefault(_beside(settings), one)
+        for names, fastest in self._fastest.items():
+            speed = _mean(one, names)
+            if at.k and (at.drafter not in fastest or speed > fastest[at.drafter][0]):
+                fastest[at.drafter] = speed, settings
+            if one.state == "measured":
+                self._best[names] = max(self._best[names], speed)
+
+    def _promise(
+        self, settings: _Settings, names: tuple[str, ...], best: float
+    ) -> Iterator[tuple[float, Configuration, float]]:
+        """What a family's curve promises over the best (log units), where, and how many decode tok/s that is."""
+        base = self._bases.get(_beside(settings))
+        family = {**self._families[settings], **({0: base} if base else {})}
+        curve = _joined([curve_through(family, name) for name in names])
+        drafting = family[max(family)].configuration
+        knob = next((one for one in self._space.knobs if one.name == "k" and one.active(drafting.values)), None)
+        if len(curve) < 2 or knob is None:
+            return
+        deepest, peak = max(curve), max(curve, key=lambda k: curve[k])
+        allowed = [int(value) for value in knob.grid() if isinstance(value, int)]
+        deeper = [k for k in allowed if k > deepest]
+        near = min(allowed, key=lambda k: abs(k - peak))
+        if peak == deepest and deeper:
+            near = min(deeper, key=lambda k: abs(k - 2 * deepest))
+        own = self._space.complete({**drafting.values, "k": near})
+        gain = curve.get(near, curve[peak]) - best
+        if own not in self._known and self._space.contains(own) and gain > (-_NEAR if near > deepest else 0):
+            yield gain, own, math.exp(gain + best)
 
 
 def curve_through(family: Mapping[int, TrialRecord], workload: str) -> KCurve:
@@ -87,36 +125,9 @@ def _depth(k: int, decode_tok_s: float, windows: Sequence[Measurement]) -> Depth
     )
 
 
-def _families(measured: Sequence[TrialRecord]) -> list[_Family]:
-    drafting: dict[frozenset[tuple[str, Scalar]], _Family] = {}
-    bases: dict[frozenset[tuple[str, Scalar]], TrialRecord] = {}
-    for one in measured:
-        values = one.configuration.values.items()
-        if one.configuration.k:
-            same = frozenset(pair for pair in values if pair[0] != "k")
-            drafting.setdefault(same, {}).setdefault(one.configuration.k, one)
-        elif one.configuration.drafter == "none":
-            bases.setdefault(_beside(values), one)
-    for same, family in drafting.items():
-        if base := bases.get(_beside(same)):
-            family[0] = base
-    return list(drafting.values())
-
-
-def _beside(values: Iterable[tuple[str, Scalar]]) -> frozenset[tuple[str, Scalar]]:
+def _beside(settings: _Settings) -> _Settings:
     """What stands beside the drafter and its settings."""
-    return frozenset(pair for pair in values if pair[0].partition(".")[0] not in ("drafter", "k"))
-
-
-def _fastest(families: Sequence[_Family], names: Sequence[str]) -> list[_Family]:
-    """Of each drafter the family with the fastest trial: a large study has hundreds, and a fit takes its time."""
-    found: dict[str, tuple[float, _Family]] = {}
-    for family in families:
-        speed = max(_mean(one, names) for k, one in family.items() if k)
-        drafter = family[max(family)].configuration.drafter
-        if drafter not in found or speed > found[drafter][0]:
-            found[drafter] = (speed, family)
-    return [family for _, family in found.values()]
+    return frozenset(pair for pair in settings if pair[0].partition(".")[0] not in ("drafter", "k"))
 
 
 def _joined(found: Sequence[KCurve]) -> dict[int, float]:

@@ -116,7 +116,7 @@ class Memory:
     def _file(self, record: TrialRecord) -> None:
         self._records.setdefault(record.study, []).append(record)
         self._taken[record.study] = max(self._taken.get(record.study, -1), record.number)
-        if record.state == "measured":
+        if record.state == "measured" and record.role != "in_turn":
             at = record.study, record.configuration.key
             group = self._alike.setdefault(at, [])
             group.append(record)

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from search_spaces.configuration import Configuration
 from trackers.entries import StudyClosed
-from trackers.records import TrialRecord
 
 from .advice import Advice, advise
 from .candidates import Target, noise_of
@@ -42,14 +41,12 @@ def refind(
     An old engine without a peak has nothing to be re-found: the new one is searched cold, and it is said; so it
     is with `cold`, where the traffic changed and old numbers are of other things. Until every target has its
     verdict the new engine has no peak, and the next run goes on. With `alternate` the old engine is launched in
-    turn, where its stack is still here. Its study has ended as `closed` says, where that is known: what it was
-    launched for later was in turn with another engine, and says nothing of its own peak.
+    turn, where its stack is still here. Its study has ended as `closed` says, where that is known.
     """
-    since = closed.at if closed else math.inf
 
     def work(studies: Sequence[Study], bench: Bench) -> Outcome:
         old, new, in_turn = _pair(studies, old_name, new_name, alternate=alternate)
-        before = _recorded(peaks_of(old, bench.plan, _apart(old, new, bench, since)), closed)
+        before = _recorded(peaks_of(old, bench.plan, bench.memory.of(old.key)), closed)
         peaks = {**conclude(studies, bench.plan, bench.memory).peaks, old.engine: before}
         if cold or not before:
             why = "the traffic is another" if cold else f"{old.engine} has no peak to start from"
@@ -62,7 +59,7 @@ def refind(
                 continue
             try:
                 peak = before[target.name].configuration
-                verdict = _refind_one(old, new, target, peak, bench, effort, since, alternate=in_turn)
+                verdict = _refind_one(old, new, target, peak, bench, effort, alternate=in_turn)
             except Interrupted:
                 verdict, interrupted = bench.budget.spent() or "interrupted", True
             if isinstance(verdict, str):
@@ -70,7 +67,7 @@ def refind(
                 break
             verdicts.append(verdict)
             _say_likelier(verdict, target, bench)
-            then, now = _both(old, new, target, bench, since, alternate=in_turn)
+            then, now = _both(old, new, target, bench, alternate=in_turn)
             fields, most = (restated(then, peak), now.field), bench.plan.upgrades.regression
             advice.append(advise(old, new, before[target.name], verdict, fields, most))
         at = {} if ended else {one.peak.target.name: one.peak for one in verdicts if one.peak}
@@ -121,22 +118,12 @@ def _recorded(found: dict[str, Peak], closed: StudyClosed | None) -> dict[str, P
     return recorded
 
 
-def _apart(old: Study, new: Study, bench: Bench, since: float) -> list[TrialRecord]:
-    """The old engine's records without its launches in turn, with the new engine or, `since` then, another one."""
-    begun = min((one.started_at for one in bench.memory.of(new.key) if one.role in ("anchor", "probe")), default=since)
-    return [one for one in bench.memory.of(old.key) if one.role != "anchor" or one.started_at < min(begun, since)]
-
-
-def _both(old: Study, new: Study, target: Target, bench: Bench, since: float, *, alternate: bool) -> tuple[Seen, Seen]:
-    """The records of both; the old engine's since this retune began were taken in turn."""
+def _both(old: Study, new: Study, target: Target, bench: Bench, *, alternate: bool) -> tuple[Seen, Seen]:
+    """The records of both; where they take turns, the old engine's since this retune began."""
     rule = bench.plan.precision.rule()
     now = seen(bench.memory.of(new.key), target, rule)
-    then = seen(_apart(old, new, bench, since), target, rule)
-    if alternate and now.retune:
-        begun = now.retune[0].started_at
-        turns = [one for one in bench.memory.of(old.key) if one.role == "anchor" and one.started_at >= begun]
-        then = seen([*then.records, *turns], target, rule, turns_from=begun)
-    return then, now
+    begun = now.retune[0].started_at if alternate and now.retune else math.inf
+    return seen(bench.memory.of(old.key), target, rule, turns_from=begun), now
 
 
 def _refind_one(
@@ -146,12 +133,11 @@ def _refind_one(
     peak: Configuration,
     bench: Bench,
     effort: Effort,
-    since: float,
     *,
     alternate: bool,
 ) -> Verdict | str:
     """Launch what the planner asks for until it has a verdict; why it stopped where the budget ended first."""
-    plan, past = bench.plan, _both(old, new, target, bench, since, alternate=False)[0]
+    plan, past = bench.plan, _both(old, new, target, bench, alternate=False)[0]
     readings = [Reading(c, target.score(values), len(values)) for c, values in past.readings]
     frame = Frame(
         space=new.space,
@@ -166,7 +152,7 @@ def _refind_one(
         alternate=alternate,
     )
     while True:
-        step = next_step(*_both(old, new, target, bench, since, alternate=alternate), frame)
+        step = next_step(*_both(old, new, target, bench, alternate=alternate), frame)
         if isinstance(step, Verdict):
             return step
         if not bench.budget.take():

@@ -10,7 +10,6 @@ import numpy as np
 
 from search_spaces.configuration import Configuration
 from search_spaces.knob import Knob
-from trackers.records import TrialRecord
 
 from .both_stacks import CHANGED, UNTRIED_K, BothStacks
 from .candidates import Candidate
@@ -50,13 +49,9 @@ class _Now(BothStacks):
 
     def _old_turn(self, turns: int) -> Step | None:
         """The old engine in turn with the new one, so that the host's own drift cannot pass for an engine's."""
-        taken = sum(one.role == "anchor" for one in self.old.records if self._in_turn(one))
-        if not self.frame.alternate or taken >= min(turns, _ANCHORS):
+        if not self.frame.alternate or len(self.old.in_turn) >= min(turns, _ANCHORS):
             return None
-        return Step(self.peak, "anchor", "the old engine in turn, to tell its host's drift", "old")
-
-    def _in_turn(self, record: TrialRecord) -> bool:
-        return bool(self.new.retune) and record.started_at >= self.new.retune[0].started_at
+        return Step(self.peak, "in_turn", "the old engine in turn, to tell its host's drift", "old")
 
     def walk(self) -> Step | None:
         """Where nothing has started yet: what was good before and probably starts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,11 +153,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the records of one stack say for one target; `turns` are launches made in turn with another stack."""
+    """What the records of one stack say for one target; `in_turn` with another stack, they say it in `turns`."""
 
     records: tuple[TrialRecord, ...]
     field: tuple[Candidate, ...]
     rates: Rates
+    in_turn: tuple[TrialRecord, ...] = ()
     turns: tuple[Candidate, ...] = ()
 
     @cached_property
@@ -186,17 +188,16 @@ class Seen:
         return found
 
 
-def seen(
-    records: Sequence[TrialRecord], target: Target, rule: StabilityRule, *, turns_from: float | None = None
-) -> Seen:
+def seen(records: Sequence[TrialRecord], target: Target, rule: StabilityRule, *, turns_from: float = math.inf) -> Seen:
     """Records of one stack as a retune reads them; interrupted and lost ones say nothing.
 
-    Anchors from `turns_from` on (seconds since the epoch) were taken in turn with another stack.
+    Those taken in turn with another stack count from `turns_from` on (seconds since the epoch): where it began.
     """
     told = [one for one in records if one.state not in ("interrupted", "lost")]
-    late = [one for one in told if turns_from is not None and one.role == "anchor" and one.started_at >= turns_from]
-    early = [one for one in told if one not in late] if late else told
-    return Seen(tuple(told), candidates(early, target, rule), _rates(told, target), candidates(late, target, rule))
+    own = tuple(one for one in told if one.role != "in_turn")
+    turns = tuple(one for one in told if one.role == "in_turn" and one.started_at >= turns_from)
+    field, today = candidates(own, target, rule), candidates(turns, target, rule, in_turn=True)
+    return Seen(own, field, _rates(own, target), turns, today)
 
 
 def _rates(records: Sequence[TrialRecord], target: Target) -> dict[str, dict[int, list[float]]]:

@@ -28,6 +28,7 @@ __all__ = ["Searcher"]
 
 _LISTED = 10_000
 _BEST, _NEWEST = 50, 150  # what the sampler still sees of a long study: its time grows with what it sees
+_AT_RANDOM = 4  # results, the opening's among them, before the model is asked: with more a small budget is all luck
 _CONVERGED = 8  # proposals of what is known, in one ask: five found no worse than twenty, but met more that fails
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -247,4 +248,6 @@ def _sampler(name: str, seed: int, goals: int) -> optuna.samplers.BaseSampler:
     if name in ("random", "grid", "one_knob"):
         # grid and one_knob are queues that the caller makes; what is left of the budget is random
         return samplers.RandomSampler(seed=seed)
-    return samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=8)
+    return samplers.TPESampler(
+        seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=_AT_RANDOM
+    )

@@ -64,9 +64,9 @@ class SlotPool(Generic[Worker]):
     @contextmanager
     def lease(self, engine: str) -> Iterator[Worker]:
         while not self._free.acquire(timeout=0.5):
-            self._refuse_after_abort()
+            self.refuse_after_abort()
         try:
-            self._refuse_after_abort()
+            self.refuse_after_abort()
             worker = self._take(engine)
             healthy = False
             try:
@@ -76,6 +76,11 @@ class SlotPool(Generic[Worker]):
                 self._give(engine, worker, keep=healthy and self._usable(worker) and not self.aborted.is_set())
         finally:
             self._free.release()
+
+    def refuse_after_abort(self) -> None:
+        """Raises Interrupted once it was stopped."""
+        if self.aborted.is_set():
+            raise Interrupted("The study was stopped.", "Run the same command again to go on.")
 
     def workers(self) -> list[Worker]:
         with self._lock:
@@ -94,10 +99,6 @@ class SlotPool(Generic[Worker]):
             idle, self._idle = self._idle, []
         for _, worker in idle:
             self._drop(worker)
-
-    def _refuse_after_abort(self) -> None:
-        if self.aborted.is_set():
-            raise Interrupted("The study was stopped.", "Run the same command again to go on.")
 
     def _take(self, engine: str) -> Worker:
         with self._lock:

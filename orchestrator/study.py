@@ -18,7 +18,7 @@ from trackers.records import Failure, Launch, Role, StackFingerprint, TrialRecor
 from .budget import Budget
 from .clock import Clock
 from .errors import EnvironmentBroken, Interrupted
-from .k_probe import METRIC, k_probe
+from .k_probe import METRIC, KProbe
 from .memory import Memory
 from .objective import goal_names, goals, limits, targets
 from .orders import Launchpad
@@ -88,10 +88,15 @@ def search(
         EnvironmentBroken: The environment, not a configuration, keeps engines from running.
         Interrupted: The user asked to stop.
     """
-    searcher = _searcher(study, bench, allowance)
+    searcher, probe = _searcher(study, bench, allowance), _probe(study, bench)
 
     def promising() -> Configuration | None:
-        return _promising(study, bench)
+        found = probe.next(bench.memory.of(study.key)) if probe else None
+        if found is None:
+            return None
+        said = f"next {found[0].label()}: the curve so far promises {found[1]:.4g} {METRIC}"
+        bench.progress.line(f"{study.engine}  {said}")
+        return found[0]
 
     def risky(one: Configuration) -> bool:
         return gamble(one, study.space, bench.memory.of(study.key))
@@ -203,17 +208,12 @@ def _share(study: Study, bench: Bench, allowance: int, spare: Callable[[], int])
     return f"its share of {allowance} launches is used"
 
 
-def _promising(study: Study, bench: Bench) -> Configuration | None:
-    """Where the curve of a drafter's launches peaks; samplers that are a comparison's other side go without."""
+def _probe(study: Study, bench: Bench) -> KProbe | None:
+    """For where a drafter's curve peaks; samplers that are a comparison's other side go without."""
     plan = bench.plan
     if plan.objective.metric != METRIC or plan.search.sampler not in ("tpe", "gp", "cmaes"):
         return None
-    wanted = [target.workloads for target in targets(plan.objective, bench.workload_names)]
-    found = k_probe(bench.memory.of(study.key), study.space, wanted)
-    if found is None:
-        return None
-    bench.progress.line(f"{study.engine}  next {found[0].label()}: the curve so far promises {found[1]:.4g} {METRIC}")
-    return found[0]
+    return KProbe(study.space, [target.workloads for target in targets(plan.objective, bench.workload_names)])
 
 
 def _searcher(study: Study, bench: Bench, allowance: int) -> Searcher:

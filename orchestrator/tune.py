@@ -174,21 +174,9 @@ def _boards(records: Sequence[TrialRecord], plan: TuningPlan) -> list[tuple[Targ
     return [(target, _field(records, target, plan)) for target in goals]
 
 
-def _own(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Without anchors of what its finals had launched before: those were in turn with another engine, on its day."""
-    fresh = set[Configuration]()
-    kept = []
-    for one in records:
-        if one.role == "finalist":
-            fresh.add(one.configuration)
-        if one.role != "anchor" or one.configuration not in fresh:
-            kept.append(one)
-    return kept
-
-
 def _field(records: Sequence[TrialRecord], target: Target, plan: TuningPlan) -> tuple[Candidate, ...]:
     """The candidates of a target; where the plan says so, a broken gate keeps one from being a peak."""
-    found = candidates(_own(records), target, plan.precision.rule())
+    found = candidates(records, target, plan.precision.rule())
     broken = broken_gates(records, plan.space.defaults) if plan.gates.exclude else {}
     vetoes = {one: f"breaks {', '.join(names)}, which the incumbent does not" for one, names in broken.items()}
     return tuple(one.model_copy(update={"veto": one.veto or vetoes.get(one.configuration, "")}) for one in found)

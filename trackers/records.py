@@ -37,7 +37,8 @@ TrialState = Literal[
     "lost",
     "imported",
 ]
-Role = Literal["incumbent", "search", "finalist", "anchor", "probe", "attribute", "reproduce", "imported"]
+Role = Literal["incumbent", "search", "finalist", "anchor", "in_turn", "probe", "attribute", "reproduce", "imported"]
+"""`in_turn` with another stack's anchor, on its day: a reading of the machine, none of its own study."""
 Ending = Literal["stable", "noisy", "drifting", "bimodal", "capped", "failed"]
 FailureKind = Literal["infeasible", "environment", "transient"]
 

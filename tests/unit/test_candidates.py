@@ -74,6 +74,12 @@ def test_search_and_finals_are_kept_apart_and_the_fresh_speak() -> None:
     assert second.evidence == pytest.approx((90,))
 
 
+def test_launches_in_turn_with_another_stack_count_only_where_they_are_asked_for() -> None:
+    records = [record(K4, {"edit": 100.0}), record(K4, {"edit": 80.0}, role="in_turn")]
+    (own,), (turn,) = (candidates(records, EDIT, RULE, in_turn=asked) for asked in (False, True))
+    assert (own.evidence, turn.evidence) == (pytest.approx((100,)), pytest.approx((80,)))
+
+
 def test_only_measured_records_give_values() -> None:
     states = ["unsettled", "disproved", "interrupted", "lost", "client_bound"]
     assert candidates([record(K4, {"edit": 1.0}, state=state) for state in states], EDIT, RULE) == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from trial_records import EDIT, trial, window
 
-from orchestrator.k_probe import k_probe
+from orchestrator.k_probe import KProbe
 from orchestrator.searcher import Searcher
 from search_spaces.configuration import Configuration
 from search_spaces.drafters import drafter_knobs
@@ -39,8 +39,8 @@ class Engine:
 
 def proposals(engine: Engine, ks: list[int]) -> list[int]:
     """The k launched after these until nothing more is proposed."""
-    records = [engine.ran(k) for k in ks]
-    while (found := k_probe(records, SPACE, [[EDIT.name]])) is not None:
+    probe, records = KProbe(SPACE, [[EDIT.name]]), [engine.ran(k) for k in ks]
+    while (found := probe.next(records)) is not None:
         ks = [*ks, found[0].k]
         records.append(engine.ran(found[0].k))
     return ks
@@ -63,7 +63,7 @@ def test_a_drafter_that_loses_at_every_k_is_left_alone() -> None:
 
 def test_a_launch_that_did_not_settle_has_its_say() -> None:
     engine = Engine(first=0.85, cost=0.15)
-    found = k_probe([engine.ran(0), engine.ran(2, "unsettled")], SPACE, [[EDIT.name]])
+    found = KProbe(SPACE, [[EDIT.name]]).next([engine.ran(0), engine.ran(2, "unsettled")])
     assert found is not None
     assert found[0].k == 4
 

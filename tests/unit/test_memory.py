@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import two_engines as two
 from trial_records import started, trial, window
 
 from orchestrator.memory import Memory
@@ -80,3 +81,14 @@ def test_numbers_go_on_after_those_on_disk(tmp_path: Path) -> None:
         journal.trial(trial("t7", 7))
         memory = Memory(journal, None, warn=lambda _: None)
         assert [memory.next_number("s"), memory.next_number("s"), memory.next_number("other")] == [8, 9, 0]
+
+
+def test_launches_in_turn_with_another_stack_are_no_replicates_of_another_day(tmp_path: Path) -> None:
+    here, speed = two.configuration("ngram", 2), 100.0
+    precision = two.plan().precision
+    with Journal(tmp_path) as journal, Memory(journal, None, pytest.fail) as memory:
+        memory.remember(two.record("s", 0, two.OLD, here, speed))
+        memory.remember(two.record("s", 1, two.OLD, here, 0.8 * speed, role="in_turn"))
+        assert memory.noise("generate", "decode_tok_s", precision).sd == precision.launch_noise
+        memory.remember(two.record("s", 2, two.OLD, here, 0.8 * speed, role="finalist"))
+        assert memory.noise("generate", "decode_tok_s", precision).sd > precision.launch_noise

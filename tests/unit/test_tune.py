@@ -114,7 +114,7 @@ def test_launches_in_turn_on_another_day_do_not_change_what_finals_showed() -> N
     speeds = [(two.configuration(), 100.0), (best, 112.0)]
     roles = ["search", "finalist", "finalist"]
     own = [two.record("s", n, two.OLD, *one, role=role) for n, role in enumerate(roles) for one in speeds]
-    hot = [two.record("s", n, two.OLD, best, 0.8 * 112, role="anchor") for n in (7, 8)]
+    hot = [two.record("s", n, two.OLD, best, 0.8 * 112, role="in_turn") for n in (7, 8)]
     alone, later = (peaks_of(study, plan, records) for records in (own, own + hot))  # type: ignore[arg-type]
     assert alone["generate"].configuration == best
     assert later == alone

@@ -2,8 +2,10 @@
 
     python benchmarks/scale.py --slots 64 --trials 1000            slots in the driver
     python benchmarks/scale.py --slots 16 --trials 300 --nodes 4   slots on so many real raylets of this host
+    python benchmarks/scale.py --slots 16 --trials 300 --nodes 4 --engines   and a simulated engine in each
 
-No engine runs: a slot sleeps through 60 seconds a trial, `--speed` times as fast, and answers from a formula. CPU of
+Without `--engines` none runs: a slot sleeps through 60 seconds a trial, `--speed` times as fast, and answers from a
+formula. With it 16 processes that answer requests share the host with what is measured. CPU of
 MLflow and of Optuna is that of the thread inside them; Ray's is that of calls to workers, and of the threads that are
 no Python's, which are its own; the rest of the process is ours. Idle is the time in which a
 slot had no trial, from the first launch to the last, so that the end of the study, where trials run out, is left out.
@@ -27,6 +29,7 @@ from typing import Any
 import psutil
 
 from orchestrator import engine_actor, session, study
+from orchestrator.local_slot import LocalSlot
 from orchestrator.memory import Memory
 from orchestrator.plan import TuningPlan
 from orchestrator.progress import Progress
@@ -47,14 +50,14 @@ class SleepingSlot:
     """60 seconds a trial, and numbers that depend on the configuration, the launch and the window."""
 
     def __init__(self, speed: float) -> None:
-        self.speed, self.order, self.begun = speed, None, 0.0
+        self.speed, self.order = speed, None
         self.halt = threading.Event()
 
     def preflight(self, _: LaunchOrder) -> Failure | None:
         return None
 
     def launch(self, order: LaunchOrder) -> LaunchReport:
-        self.order, self.begun = order, time.monotonic()
+        self.order = order
         self.halt.wait(START_S / self.speed)
         launch = Launch(launch=order.launch, started_at=time.time(), ready_s=START_S, argv=("serve", *order.args))
         return LaunchReport(launch=launch, base_url="http://127.0.0.1:1", model="m")
@@ -76,7 +79,6 @@ class SleepingSlot:
 
     def stop(self) -> Launch | None:
         order, self.order = self.order, None
-        SPANS.append((self.begun, time.monotonic()))
         return order and Launch(launch=order.launch, started_at=time.time(), ready_s=START_S, argv=("serve",))
 
     def status(self) -> str:
@@ -159,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("slots", 64), ("trials", 1000), ("nodes", 0), ("speed", 4)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--engines", action="store_true", help="simulated engines, as a rehearsal has them")
     parser.add_argument("--untracked", action="store_true", help="send nothing to MLflow")
     args = parser.parse_args()
     if args.untracked:
@@ -177,19 +180,22 @@ def main() -> None:
 
     def remember(memory: Memory, record: TrialRecord) -> None:
         kept(memory, record)
+        SPANS.append((record.started_at, record.started_at + record.duration_s))
         spent = {**SPENT, "Ray": SPENT["Ray"] + native_s()} if args.nodes else dict(SPENT)
         MARKS.append((time.process_time(), spent, psutil.Process().memory_info().rss))
 
     Memory.remember = remember  # type: ignore[method-assign]
-    engine_actor.LocalSlot = make  # in a worker too: the actor's class is sent as it is here
-    local = None if args.nodes else LocalSlots(args.slots, make=make)
+    if not args.engines:
+        engine_actor.LocalSlot = make  # in a worker too: the actor's class is sent as it is here
+    local = None if args.nodes else LocalSlots(args.slots, make=LocalSlot if args.engines else make)
     with raylets(args.nodes, args.slots, folder) as address:
         begun = time.monotonic()
         result = session.tune_plan(
             plan(args.slots, args.trials, args.nodes), address=address, slots=local, progress=Silent()
         )
         wall = time.monotonic() - begun
-    print(f"{result.launches} trials of 60 s, {args.speed} times as fast, on {args.slots} slots in {wall:.0f} s")
+    each = "with simulated engines" if args.engines else f"of 60 s, {args.speed} times as fast"
+    print(f"{result.launches} trials {each}, on {args.slots} slots in {wall:.0f} s")
     for name, first, last in (("first half", 0, len(MARKS) // 2), ("second half", len(MARKS) // 2, len(MARKS) - 1)):
         (cpu, spent, _), (cpu_after, spent_after, _) = MARKS[first], MARKS[last]
         parts = {part: spent_after[part] - spent[part] for part in SPENT}

@@ -10,6 +10,7 @@ from .evidence import Evidence, Verdict
 __all__ = ["SERVER_PROOFS"]
 
 # Knobs whose name in `vllm:cache_config_info` is another.
+_WORDS = {"enabled": "true", "disabled": "false"}  # as logs have it
 _LABELS = {"kv_cache_dtype": "cache_dtype"}
 
 
@@ -71,7 +72,8 @@ def _seen(e: Evidence) -> dict[str, str]:
 
 
 def _same(asked: str, seen: str) -> bool:
-    if asked.lower() in ("auto", seen.lower()):
+    told = _WORDS.get(seen.lower(), seen.lower())
+    if asked.lower() in ("auto", told):
         return True
     try:
         return abs(float(asked) - float(seen)) <= 1e-9 * abs(float(asked))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.engine_log import reported
 from orchestrator.evidence import Evidence, ServerExpectation
 from orchestrator.load_metrics import Sample
 from orchestrator.metrics_page import parse_metrics
@@ -13,6 +15,7 @@ from orchestrator.server_proofs import SERVER_PROOFS
 from orchestrator.workload import Request, Workload
 from trackers.records import Acceptance, Check
 
+LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 PROOF = {proof.__name__: proof for proof in SERVER_PROOFS}
 
 
@@ -56,6 +59,18 @@ LABELS = parse_metrics(
 def test_a_setting_is_held_against_what_the_engine_says(settings: dict[str, str], good: bool | None) -> None:
     expected = {"settings": settings, "reported": {"max_num_seqs": "8"}}
     assert passed("settings_in_effect", evidence(expected=expected, after=LABELS, models={"m": "2048"})) is good
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("v0.26.0_ngram_k4", "disabled"), ("v0.19.1_fail_kv_pool_too_small", "enabled")]
+)
+def test_a_switch_is_held_against_the_word_that_the_log_has_for_it(name: str, said: str) -> None:
+    found = reported((LOGS / f"{name}.log").read_text())
+    assert found["async_scheduling"] == said
+    for asked in ("True", "False"):
+        expected = {"settings": {"async_scheduling": asked}, "reported": found}
+        good = passed("settings_in_effect", evidence(expected=expected))
+        assert good is ((asked == "True") == (said == "enabled"))
 
 
 @pytest.mark.parametrize(("drafter", "good"), [("none", True), ("ngram", False)])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from search_spaces.configuration import Configuration, Scalar
-from search_spaces.serve_args import serve_args
+from search_spaces.serve_args import serve_args, serve_flags
 from search_spaces.space import SearchSpace
 
 from .engine_environment import EngineEnvironment, serve_command
@@ -58,12 +58,10 @@ class Launchpad:
         )
 
     def _settings(self, configuration: Configuration) -> dict[str, str]:
-        asked = {**self.serve, **configuration.values}
-        return {
-            name: str(value)
-            for name, value in asked.items()
-            if "." not in name and name not in ("drafter", "k") and isinstance(value, bool | int | float | str)
-        }
+        """By the flag's own name, as the engine has it too: a knob may have any other."""
+        flags, _ = serve_flags(configuration, serve=self.serve, space=self.space)
+        plain = {flag: value for flag, value in flags.items() if isinstance(value, bool | int | float | str)}
+        return {flag[2:].replace("-", "_"): str(value) for flag, value in plain.items()}
 
     def _prefix_caching(self, configuration: Configuration) -> bool | None:
         """As asked for; None where the engine's own default decides."""

@@ -5,6 +5,8 @@ Each function is one check: its name is the check's name, its docstring says wha
 
 from __future__ import annotations
 
+from search_spaces.serve_args import number
+
 from .evidence import Evidence, Verdict
 
 __all__ = ["SERVER_PROOFS"]
@@ -73,12 +75,10 @@ def _seen(e: Evidence) -> dict[str, str]:
 
 def _same(asked: str, seen: str) -> bool:
     told = _WORDS.get(seen.lower(), seen.lower())
-    if asked.lower() in ("auto", told):
+    if asked.lower() in ("auto", "-1", told):  # what the engine is left to find
         return True
-    try:
-        return abs(float(asked) - float(seen)) <= 1e-9 * abs(float(asked))
-    except ValueError:
-        return False
+    mine, theirs = number(asked), number(seen)
+    return mine is not None and theirs is not None and abs(mine - theirs) <= 1e-9 * abs(mine)
 
 
 def same_server(e: Evidence) -> Verdict:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from .configuration import Configuration
 from .drafters import DRAFTERS, slots_per_request
+from .serve_args import number
 from .space import SearchSpace
 from .versions import lacks
 
@@ -130,4 +131,5 @@ def _slots(here: Configuration, values: Mapping[str, Any], version: str | None, 
 
 
 def _number(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    found = number(value)
+    return None if found is None else int(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from .drafters import speculative_config
 from .knob import Knob, normal_flag
 from .space import SearchSpace
 
-__all__ = ["BARE", "serve_args"]
+__all__ = ["BARE", "number", "serve_args", "serve_flags"]
 
 # They take no value and have no --no- form: false leaves them out.
 BARE = frozenset(
@@ -19,12 +20,35 @@ BARE = frozenset(
     | {"--grpc", "--headless"}
 )
 _SPECULATIVE = "--speculative-config"
+_UNITS = {
+    letter: base**power for base, letters in ((1000, "kmgt"), (1024, "KMGT")) for power, letter in enumerate(letters, 1)
+}
+
+
+def number(value: object) -> float | None:
+    """A number as the engine's parser reads it: 32k is 32 000, 32K is 32 768; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    text = str(value).strip()
+    try:
+        found = float(text[:-1]) * _UNITS[text[-1]] if text[-1:] in _UNITS else float(text)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def serve_args(
     configuration: Configuration, *, serve: Mapping[str, object], space: SearchSpace
 ) -> tuple[list[str], dict[str, str]]:
-    """Arguments that follow `vllm serve MODEL`, and environment variables; no secret is among them.
+    """Arguments that follow `vllm serve MODEL`, and environment variables, as `serve_flags` has them."""
+    flags, env = serve_flags(configuration, serve=serve, space=space)
+    return [argument for flag, value in flags.items() for argument in _argument(flag, value)], env
+
+
+def serve_flags(
+    configuration: Configuration, *, serve: Mapping[str, object], space: SearchSpace
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Flag -> value of what is said on the command line, and environment variables; no secret is among them.
 
     Args:
         configuration: `serve.<flag>` and `env.<NAME>` in it (an incumbent's own) stand beside its knobs.
@@ -55,9 +79,8 @@ def serve_args(
     drafting = speculative_config(configuration.values)
     if drafting:
         flags[_SPECULATIVE] = drafting
-    whole = _nested(flags)
-    args = [argument for flag in sorted(whole) for argument in _argument(flag, whole[flag])]
-    return args, dict(sorted(env.items()))
+    said = {flag: value for flag, value in _nested(flags).items() if value is not None and value != "default"}
+    return dict(sorted(said.items())), dict(sorted(env.items()))
 
 
 def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,8 +97,6 @@ def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _argument(flag: str, value: Any) -> list[str]:
-    if value is None or value == "default":
-        return []
     if isinstance(value, bool):
         negative = [] if flag in BARE else [f"--no-{flag[2:]}"]
         return [flag] if value else negative

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from search_spaces.configuration import Configuration
-from search_spaces.serve_args import serve_args
+from search_spaces.serve_args import number, serve_args, serve_flags
 from search_spaces.space_input import SpaceInput
 
 SPACE = SpaceInput.model_validate(
@@ -120,3 +120,20 @@ def test_a_flag_without_a_negative_form_is_left_out_when_false():
 def test_a_value_that_no_knob_explains_is_refused():
     with pytest.raises(ValueError, match="mystery=3"):
         args({}, None, mystery=3)
+
+
+def test_only_what_is_said_is_a_flag() -> None:
+    flags, env = serve_flags(SPACE.complete({}), serve={"max_model_len": "32k", "seed": None}, space=SPACE)
+    assert flags == {
+        "--enable-prefix-caching": False, "--max-model-len": "32k", "--max-num-seqs": 8, "--watermark": 0,
+    }  # fmt: skip
+    assert env == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("32k", 32_000), ("32K", 32_768), ("25.6k", 25_600), ("2G", 2**31), ("1g", 10**9), (0.9, 0.9), (8, 8), ("8", 8)]
+    + [(text, None) for text in ("auto", "", "k", "fp8", "inf", "nan", "1e999", True, None, [1])],
+)
+def test_a_number_is_read_as_the_engine_s_parser_reads_it(text: object, value: float | None) -> None:
+    assert number(text) == value

@@ -34,8 +34,9 @@ class PeakAudit(NamedTuple):
 
 
 def trial_of(configuration: Configuration, records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The last measured trial of a configuration."""
-    found = [one for one in records if one.configuration == configuration and one.state == "measured"]
+    """The last measured trial of a configuration, of its own study's."""
+    own = [one for one in records if one.role != "in_turn"]
+    found = [one for one in own if one.configuration == configuration and one.state == "measured"]
     return found[-1] if found else None
 
 

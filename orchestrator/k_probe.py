@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from search_spaces.configuration import Configuration, Scalar
 from search_spaces.space import SearchSpace
-from trackers.records import Acceptance, Measurement, TrialRecord
+from trackers.records import AGAIN, Acceptance, Measurement, TrialRecord
 
 from .k_curve import Depth, KCurve, fit_k_curve
 
@@ -58,17 +58,17 @@ class KProbe:
 
     def _take(self, one: TrialRecord) -> None:
         at = one.configuration
-        self._known.add(at)
-        if one.state not in ("measured", "unsettled"):
+        if one.state not in AGAIN:
+            self._known.add(at)
+        if one.state not in ("measured", "unsettled") or one.role == "in_turn":
             return
         settings = frozenset(pair for pair in at.values.items() if pair[0] != "k")
-        if at.k:
-            self._families.setdefault(settings, {}).setdefault(at.k, one)
-        elif at.drafter == "none":
+        first = at.k > 0 and self._families.setdefault(settings, {}).setdefault(at.k, one) is one
+        if at.drafter == "none":
             self._bases.setdefault(_beside(settings), one)
         for names, fastest in self._fastest.items():
             speed = _mean(one, names)
-            if at.k and (at.drafter not in fastest or speed > fastest[at.drafter][0]):
+            if first and (at.drafter not in fastest or speed > fastest[at.drafter][0]):
                 fastest[at.drafter] = speed, settings
             if one.state == "measured":
                 self._best[names] = max(self._best[names], speed)

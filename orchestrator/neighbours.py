@@ -21,7 +21,8 @@ def neighbours_said(records: Sequence[TrialRecord], everything: Sequence[TrialRe
         everything: Of all engines of the plan, in which the neighbours are.
         metric: What is compared.
     """
-    shares = {one.trial_id: _beside(one, everything) for one in records if one.state == "measured"}
+    own = [one for one in records if one.state == "measured" and one.role != "in_turn"]
+    shares = {one.trial_id: _beside(one, everything) for one in own}
     beside = [one for one in records if shares.get(one.trial_id, 0) >= 0.5]
     if not beside:
         return ""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from search_spaces.configuration import Configuration, Scalar
-from trackers.records import Frozen, TrialRecord
+from trackers.records import AGAIN, Frozen, TrialRecord
 
 from .attribution import Attribution, Design, Factor, Observation, Run, attribute, plan_design
 from .candidates import Target, candidates, noise_of
@@ -80,7 +80,7 @@ def lacking(ends: Ends, design: Design, records: Callable[[str], Sequence[TrialR
     have: Counter[tuple[str, Configuration]] = Counter()
     for where in {ends.old, ends.new}:
         for record in records(where):
-            if record.role != "search" and record.state not in ("interrupted", "lost", "client_bound"):
+            if record.role not in ("search", "in_turn") and record.state not in AGAIN:
                 have[where, record.configuration] += max(1, len(record.launches))
     runs = []
     for run in design.runs:
@@ -109,7 +109,8 @@ def attributed(
     lucky = False
     for run in {frozenset(run.levels.items()): run for run in design.runs}.values():
         where, configuration = ends.cell(design, run)
-        whole = [r for r in records(where) if r.configuration == configuration and r.state == "measured"]
+        own = [r for r in records(where) if r.state == "measured" and r.role != "in_turn"]
+        whole = [r for r in own if r.configuration == configuration]
         chosen = [r for r in whole if r.role != "search"] or whole
         lucky |= any(r.role == "search" for r in chosen)
         for record in chosen:

@@ -68,7 +68,7 @@ def _bar(at: float | str, one: Estimate) -> Bar:
 
 
 def _measured(shelf: Shelf) -> list[TrialRecord]:
-    return [record for record in shelf.records if record.state == "measured"]
+    return [record for record in shelf.records if record.state == "measured" and record.role != "in_turn"]
 
 
 def _any_peak(shelf: Shelf) -> Peak:

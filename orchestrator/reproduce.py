@@ -126,7 +126,7 @@ def _judged(then: TrialRecord, now: TrialRecord, noises: Mapping[str, LaunchNois
     metric, rule, numbers = plan.objective.metric, plan.precision.rule(), []
     for workload in plan.workload_names:
         target = Target(name=workload, metric=metric, workloads=(workload,))
-        sides = [candidates([record], target, rule) for record in (then, now)]
+        sides = [candidates([one], target, rule, in_turn=one.role == "in_turn") for one in (then, now)]
         if not all(sides):
             continue
         old, new = (side[0].evidence for side in sides)

@@ -49,7 +49,8 @@ class _Now(BothStacks):
 
     def _old_turn(self, turns: int) -> Step | None:
         """The old engine in turn with the new one, so that the host's own drift cannot pass for an engine's."""
-        if not self.frame.alternate or len(self.old.in_turn) >= min(turns, _ANCHORS):
+        taken = sum(one.configuration == self.peak for one in self.old.in_turn)
+        if not self.frame.alternate or taken >= min(turns, _ANCHORS):
             return None
         return Step(self.peak, "in_turn", "the old engine in turn, to tell its host's drift", "old")
 

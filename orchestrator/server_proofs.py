@@ -11,8 +11,8 @@ from .evidence import Evidence, Verdict
 
 __all__ = ["SERVER_PROOFS"]
 
-# Knobs whose name in `vllm:cache_config_info` is another.
 _WORDS = {"enabled": "true", "disabled": "false"}  # as logs have it
+# Flags whose name in `vllm:cache_config_info` is another.
 _LABELS = {"kv_cache_dtype": "cache_dtype"}
 
 

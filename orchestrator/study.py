@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from search_spaces.configuration import Configuration
 from search_spaces.feasibility import KnownFacts
 from search_spaces.space import SearchSpace
-from trackers.records import Failure, Launch, Role, StackFingerprint, TrialRecord, TrialState
+from trackers.records import AGAIN, Failure, Launch, Role, StackFingerprint, TrialRecord
 
 from .budget import Budget
 from .clock import Clock
@@ -29,10 +29,7 @@ from .searcher import Searcher
 from .slots import Slots
 from .trial import TrialPlan, run_trial
 
-__all__ = ["AGAIN", "Bench", "Study", "attempt", "search", "search_trials"]
-
-AGAIN: frozenset[TrialState] = frozenset({"interrupted", "lost", "client_bound"})
-"""States that say nothing of their configuration: it is measured again."""
+__all__ = ["Bench", "Study", "attempt", "search", "search_trials"]
 
 _ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
 

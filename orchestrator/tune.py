@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain, pairwise, zip_longest
 
 from search_spaces.configuration import Configuration
-from trackers.records import TrialRecord
+from trackers.records import AGAIN, TrialRecord
 
 from .advice import Advice
 from .candidates import Candidate, Target, candidates, noise_of
@@ -20,7 +20,7 @@ from .objective import targets
 from .peak import Peak, contenders, declare_peak, finalist_order
 from .plan import TuningPlan
 from .shift import PeakShift, judge_shift
-from .study import AGAIN, Bench, Study, attempt, search, search_trials
+from .study import Bench, Study, attempt, search, search_trials
 
 __all__ = ["Outcome", "conclude", "launch_bounds", "peaks_of", "run_studies"]
 
@@ -174,10 +174,23 @@ def _boards(records: Sequence[TrialRecord], plan: TuningPlan) -> list[tuple[Targ
     return [(target, _field(records, target, plan)) for target in goals]
 
 
+def _own(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Without launches of another day: in turn with another engine, or anchors of what finals had launched before."""
+    fresh = set[Configuration]()
+    kept = []
+    for one in records:
+        if one.role == "finalist":
+            fresh.add(one.configuration)
+        if one.role != "in_turn" and (one.role != "anchor" or one.configuration not in fresh):
+            kept.append(one)
+    return kept
+
+
 def _field(records: Sequence[TrialRecord], target: Target, plan: TuningPlan) -> tuple[Candidate, ...]:
     """The candidates of a target; where the plan says so, a broken gate keeps one from being a peak."""
-    found = candidates(records, target, plan.precision.rule())
-    broken = broken_gates(records, plan.space.defaults) if plan.gates.exclude else {}
+    own = _own(records)
+    found = candidates(own, target, plan.precision.rule())
+    broken = broken_gates(own, plan.space.defaults) if plan.gates.exclude else {}
     vetoes = {one: f"breaks {', '.join(names)}, which the incumbent does not" for one, names in broken.items()}
     return tuple(one.model_copy(update={"veto": one.veto or vetoes.get(one.configuration, "")}) for one in found)
 

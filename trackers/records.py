@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from search_spaces.configuration import Configuration
 
 __all__ = [
+    "AGAIN",
     "Acceptance",
     "Check",
     "Ending",
@@ -37,8 +38,10 @@ TrialState = Literal[
     "lost",
     "imported",
 ]
+AGAIN: frozenset[TrialState] = frozenset({"interrupted", "lost", "client_bound"})
+"""States that say nothing of their configuration: it is measured again."""
 Role = Literal["incumbent", "search", "finalist", "anchor", "in_turn", "probe", "attribute", "reproduce", "imported"]
-"""`in_turn` with another stack's anchor, on its day: a reading of the machine, none of its own study."""
+"""`in_turn`: an old peak, launched in turn with another stack on its day; it says how the machine is, not its study."""
 Ending = Literal["stable", "noisy", "drifting", "bimodal", "capped", "failed"]
 FailureKind = Literal["infeasible", "environment", "transient"]
 

@@ -120,7 +120,8 @@ def test_broken_model_files_are_told_and_do_not_end_the_study(tmp_path) -> None:
 def test_the_last_measured_trial_and_the_log_of_its_last_good_launch_are_taken(tmp_path) -> None:
     early, late = measured(NEW, tmp_path, trial_id="a"), measured(NEW, tmp_path, trial_id="b")
     lost = measured(NEW, tmp_path, trial_id="c", state="engine_failed")
-    assert trial_of(NEW, [early, late, lost]) is late
+    elsewhere = measured(NEW, tmp_path, trial_id="d", role="in_turn")
+    assert trial_of(NEW, [early, late, lost, elsewhere]) is late
     assert trial_of(OLD, [early]) is None
     failure = Failure(cause="x", kind="transient", message="m")
     broken = Launch(launch=1, started_at=0, ready_s=None, failure=failure, log_path=str(tmp_path / "no.log"))

@@ -61,6 +61,26 @@ def test_a_drafter_that_loses_at_every_k_is_left_alone() -> None:
     assert proposals(Engine(first=0.2, cost=0.3), [0, 3]) == [0, 3]
 
 
+def test_a_launch_in_turn_on_another_day_promises_nothing_and_forbids_nothing() -> None:
+    engine = Engine(first=0.7, cost=0.15)
+    own = [engine.ran(0), engine.ran(2)]
+    fast = engine.ran(0).model_copy(update={"role": "in_turn", "trial_id": "fast"})
+    fast = fast.model_copy(update={"windows": (window(metrics={"decode_tok_s": 1000.0}),)})
+    cut = engine.ran(4, "interrupted")
+    assert KProbe(SPACE, [[EDIT.name]]).next([*own, fast, cut]) == KProbe(SPACE, [[EDIT.name]]).next(own) is not None
+
+
+def test_of_two_trials_of_a_k_the_first_stands_for_it() -> None:
+    engine = Engine(first=0.7, cost=0.15)
+    probe, own = KProbe(SPACE, [[EDIT.name]]), [engine.ran(0), engine.ran(2)]
+    expected = probe.next(own)
+    again = engine.ran(2).model_copy(update={"windows": (window(metrics={"decode_tok_s": engine.speed(2) * 1.01}),)})
+    found = probe.next([*own, again])
+    assert found is not None
+    assert expected is not None
+    assert found[0] == expected[0]
+
+
 def test_a_launch_that_did_not_settle_has_its_say() -> None:
     engine = Engine(first=0.85, cost=0.15)
     found = KProbe(SPACE, [[EDIT.name]]).next([engine.ran(0), engine.ran(2, "unsettled")])

@@ -30,7 +30,7 @@ def at(begun: float, value: float, role: str = "incumbent", name: str = "t", **c
     ],
 )
 def test_an_anchor_measured_beside_and_alone_says_by_how_much_it_moved(read: float, said: str) -> None:
-    own = [at(10, read, name="a"), at(90, 100.0, "finalist", name="b")]
+    own = [at(10, read, name="a"), at(90, 100.0, "finalist", name="b"), at(200, 70.0, "in_turn", name="c")]
     assert said in neighbours_said(own, [*own, at(10.5, 1.0, "search", name="other")], "decode_tok_s")
 
 

@@ -72,6 +72,20 @@ def test_only_what_no_finalist_stands_for_is_lacking(studied) -> None:
     assert {at.cell(design, run)[0] for run in runs} == {NEW}
 
 
+def test_launches_in_turn_with_another_stack_stand_for_no_run_of_a_design(studied) -> None:
+    ends, records, lens, truth = studied
+    at = ends()
+    design = at.design()
+    before = lacking(at, design, lambda name: records[name])
+    found = attributed(at, design, lambda name: records[name], lens)
+    study = records[NEW][0].study
+    for n, run in enumerate(before):
+        where, one = at.cell(design, run)
+        records[NEW].append(two.record(study, 100 + n, where, one, 0.8 * truth(where, one), role="in_turn"))
+    assert lacking(at, design, lambda name: records[name]) == before
+    assert attributed(at, design, lambda name: records[name], lens) == found
+
+
 def test_effects_of_a_whole_design_are_the_truth_s(studied) -> None:
     ends, records, lens, truth = studied
     at = ends()

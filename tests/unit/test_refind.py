@@ -137,7 +137,7 @@ def test_the_old_engine_is_launched_in_turn_where_it_still_can_be(
     before = len(here.memory.of(studies[0].key))
     found = refound(here, studies, alternate=True)
     turns = here.memory.of(studies[0].key)[before:]
-    assert [one.role for one in turns] == ["in_turn"] * len(turns)
+    assert [one.role for one in turns[:2]] == ["in_turn", "in_turn"]
     new = [one for one in here.memory.of(studies[1].key) if one.role == "anchor"]
     assert new[0].started_at < turns[0].started_at < new[1].started_at
     # What is advised rests on the launches in turn, as the verdict does.

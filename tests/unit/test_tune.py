@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import two_engines as two
 from scripted_slot import OneSlot, ScriptedSlot
 
@@ -108,13 +109,14 @@ def test_launches_that_no_finalist_needs_are_the_search_s(tmp_path: Path) -> Non
     assert seen[3:] == [8, 8]
 
 
-def test_launches_in_turn_on_another_day_do_not_change_what_finals_showed() -> None:
+@pytest.mark.parametrize("role", ["anchor", "in_turn"])
+def test_launches_of_another_day_do_not_change_what_finals_showed(role: str) -> None:
     plan, best = two.plan(), two.configuration("ngram", 2)
     study = SimpleNamespace(incumbent=two.configuration(), space=plan.space)
     speeds = [(two.configuration(), 100.0), (best, 112.0)]
     roles = ["search", "finalist", "finalist"]
     own = [two.record("s", n, two.OLD, *one, role=role) for n, role in enumerate(roles) for one in speeds]
-    hot = [two.record("s", n, two.OLD, best, 0.8 * 112, role="in_turn") for n in (7, 8)]
+    hot = [two.record("s", n, two.OLD, best, 0.8 * 112, role=role) for n in (7, 8)]
     alone, later = (peaks_of(study, plan, records) for records in (own, own + hot))  # type: ignore[arg-type]
     assert alone["generate"].configuration == best
     assert later == alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from trial_records import EDIT, trial, window
 
 from orchestrator.k_probe import KProbe
@@ -79,6 +80,7 @@ def test_of_two_trials_of_a_k_the_first_stands_for_it() -> None:
     assert found is not None
     assert expected is not None
     assert found[0] == expected[0]
+    assert found[1] == pytest.approx(expected[1]), "a luckier trial does not lift the curve"
 
 
 def test_a_launch_that_did_not_settle_has_its_say() -> None:

@@ -165,15 +165,23 @@ def test_a_trial_launched_again_is_within_its_interval_and_with_another_flag_out
             and one.configuration.drafter == "ngram"
             and one.fingerprint.items["vllm"].startswith("0.32.0")
         )
-    found = []
-    for change in ([], ["--set", "k=1"]):
+
+    def again(*change: str) -> dict[str, Any]:
         process = start(place, "reproduce", trial.trial_id, "--json", *change)
         out, err = process.communicate(timeout=900)
         assert process.returncode == 0, err
-        found.append(json.loads(out))
-    same, other = found
+        found = json.loads(out)
+        for one in found["numbers"]:
+            assert one["verdict"] == ("within" if one["low"] <= one["ratio"] <= one["high"] else "outside"), one
+        return found
+
+    # Five launches of a hundred lie outside an interval of 95 %: twice in a row is no luck.
+    same = again()
+    if same["verdict"] == "outside":
+        same = again()
     assert same["changed"] == {}
-    assert same["numbers"][0]["verdict"] == "within"
+    assert same["numbers"][0]["verdict"] == "within", same
+    other = again("--set", "k=1")
     # One drafted token instead of eight, on a text that is copied: less than half the speed.
     assert list(other["changed"]) == ["--speculative-config"]
     assert other["numbers"][0]["verdict"] == "outside"

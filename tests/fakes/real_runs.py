@@ -22,7 +22,7 @@ workloads:
   - {{name: edit, kind: edit, prompt_tokens: 96, output_tokens: 48, requests_per_window: 1}}
 space:
   drafter: {{none: {{}}, ngram: {{k: [8], prompt_lookup_min: 2, prompt_lookup_max: 4}}}}
-precision: {{relative: 15%, min_windows: 3, max_windows: {windows}, launch_noise: 5%}}
+precision: {{relative: 15%, min_windows: 3, max_windows: {windows}, launch_noise: 10%}}
 finalists: {{count: 1, launches: 1}}
 budget: {{launches: {launches}, time: 60m}}
 """

@@ -36,6 +36,8 @@ class Memory:
         self._sent.set_result(None)
         self._records: dict[str, list[TrialRecord]] = {}
         self._taken: dict[str, int] = {}
+        self._slowest: dict[str, float] = {}
+        self._measured: set[tuple[str, str]] = set()
         self._alike: dict[tuple[str, str], list[TrialRecord]] = {}
         # Configurations that were launched more than once: what the launch noise is read from, at every estimate.
         self._repeated: dict[tuple[str, str], list[TrialRecord]] = {}
@@ -57,6 +59,16 @@ class Memory:
     def all(self) -> list[TrialRecord]:
         with self._lock:
             return [record for records in self._records.values() for record in records]
+
+    def slowest_start(self, study: str) -> float | None:
+        """Seconds; None where no engine of the study has started yet."""
+        with self._lock:
+            return self._slowest.get(study)
+
+    def was_measured(self, study: str, key: str) -> bool:
+        """Whether the configuration of this key was, in whatever role."""
+        with self._lock:
+            return (study, key) in self._measured
 
     def next_number(self, study: str) -> int:
         """Counts up within a study, over all its runs; two threads never get the same."""
@@ -116,8 +128,14 @@ class Memory:
     def _file(self, record: TrialRecord) -> None:
         self._records.setdefault(record.study, []).append(record)
         self._taken[record.study] = max(self._taken.get(record.study, -1), record.number)
-        if record.state == "measured" and record.role != "in_turn":
-            at = record.study, record.configuration.key
+        for launch in record.launches:
+            if launch.ready_s is not None:
+                self._slowest[record.study] = max(self._slowest.get(record.study, 0.0), launch.ready_s)
+        if record.state != "measured":
+            return
+        at = record.study, record.configuration.key
+        self._measured.add(at)
+        if record.role != "in_turn":
             group = self._alike.setdefault(at, [])
             group.append(record)
             if sum(len(one.launches) for one in group) > 1:

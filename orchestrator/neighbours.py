@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 
-from trackers.records import TrialRecord
+from trackers.records import Measurement, TrialRecord
 
 __all__ = ["neighbours_said"]
 
@@ -22,7 +23,8 @@ def neighbours_said(records: Sequence[TrialRecord], everything: Sequence[TrialRe
         metric: What is compared.
     """
     own = [one for one in records if one.state == "measured" and one.role != "in_turn"]
-    shares = {one.trial_id: _beside(one, everything) for one in own}
+    measured = _by_machine(everything)
+    shares = {one.trial_id: _beside(one, measured) for one in own}
     beside = [one for one in records if shares.get(one.trial_id, 0) >= 0.5]
     if not beside:
         return ""
@@ -43,17 +45,30 @@ def neighbours_said(records: Sequence[TrialRecord], everything: Sequence[TrialRe
     return said + ("; neighbours move it: set slots.isolate." if abs(moved) > half else ".")
 
 
-def _beside(record: TrialRecord, everything: Sequence[TrialRecord]) -> float:
+def _beside(record: TrialRecord, measured: Mapping[str | None, _Spans]) -> float:
     """The share of a trial's windows during which another engine of its machine was measured."""
-    machine = record.fingerprint.items.get("machine")
-    others = [
-        (window.started_at, window.started_at + window.duration_s)
-        for one in everything
-        if one.trial_id != record.trial_id and one.fingerprint.items.get("machine") == machine
-        for window in one.windows
-    ]
-    met = [
-        any(begun < window.started_at + window.duration_s and window.started_at < ended for begun, ended in others)
-        for window in record.windows
-    ]
+    everyone, own = measured[record.fingerprint.items.get("machine")], _Spans([record])
+    met = [everyone.met(window) > own.met(window) for window in record.windows]
     return sum(met) / len(met) if met else 0.0
+
+
+class _Spans:
+    """When windows were measured, sorted: a long study has thousands, and each is asked about all."""
+
+    def __init__(self, records: Iterable[TrialRecord]) -> None:
+        spans = [_span(window) for record in records for window in record.windows]
+        self._begun, self._ended = sorted(begun for begun, _ in spans), sorted(ended for _, ended in spans)
+
+    def met(self, window: Measurement) -> int:
+        """How many of them overlap this one."""
+        begun, ended = _span(window)
+        return bisect_left(self._begun, ended) - bisect_right(self._ended, begun)
+
+
+def _span(window: Measurement) -> tuple[float, float]:
+    return window.started_at, window.started_at + window.duration_s
+
+
+def _by_machine(records: Sequence[TrialRecord]) -> dict[str | None, _Spans]:
+    machines = {one.fingerprint.items.get("machine") for one in records}
+    return {m: _Spans(one for one in records if one.fingerprint.items.get("machine") == m) for m in machines}

@@ -164,9 +164,11 @@ def declare_peak(
     if not judged:
         return None
     judged.sort(key=lambda c: -target.score(c.evidence))
+    among = {c.configuration for c in judged}
+    unranked = [c for c in standing if c.configuration not in among]
 
     def against(a: Candidate, b: Candidate) -> Comparison:
-        lower, rivals = target.lower_is_better, len(judged if b in judged else standing) - 1
+        lower, rivals = target.lower_is_better, len(judged if b.configuration in among else standing) - 1
         return beats(a.evidence, b.evidence, noise, delta, lower_is_better=lower, comparisons=rivals)
 
     def runner_up(c: Candidate, peak: Candidate) -> RunnerUp:
@@ -186,7 +188,7 @@ def declare_peak(
         verdict=_verdict(confirmed, chosen, old),
         confirmed=confirmed,
         ties=tuple(c.configuration for c in level if c is not chosen),
-        open=tuple(c.configuration for c in standing if c not in judged and against(chosen, c).verdict != "better"),
+        open=tuple(c.configuration for c in unranked if against(chosen, c).verdict != "better"),
         runners_up=tuple(runner_up(c, chosen) for c in judged if c is not chosen),
         better_than_incumbent=None if old is None or chosen is old else against(chosen, old),
         set_aside=aside,

@@ -168,9 +168,8 @@ def _study(name: str, held: _Held) -> Study:
 
 def start_bound(memory: Memory | None, study: str) -> float:
     """How long a start may take: half an hour while caches are cold, then five times the slowest seen."""
-    records = memory.of(study) if memory is not None else []
-    seen = [launch.ready_s for record in records for launch in record.launches if launch.ready_s is not None]
-    return max(300.0, 5 * max(seen)) if seen else 1800.0
+    seen = memory.slowest_start(study) if memory is not None else None
+    return 1800.0 if seen is None else max(300.0, 5 * seen)
 
 
 def stack_of(

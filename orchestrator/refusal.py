@@ -52,8 +52,8 @@ def refuse(study: Study, configuration: Configuration, records: Sequence[TrialRe
 def known_failure(configuration: Configuration, space: SearchSpace, records: Sequence[TrialRecord]) -> Failure | None:
     """A failure that was paid for already and holds here: of this configuration, or of one that needs less."""
     for record in records:
-        failure = record.failure
-        if record.state != "engine_failed" or failure is None or failure.kind != "infeasible":
+        failure = record.failure if record.state == "engine_failed" else None
+        if failure is None or failure.kind != "infeasible":
             continue
         if record.configuration == configuration:
             return failure.model_copy(update={"message": f"{failure.message} (trial #{record.number})"})

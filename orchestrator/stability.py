@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Literal, Self
 
@@ -121,7 +122,12 @@ def _problem(measured: _Logs, used: _Logs, half: float, precision: float) -> tup
 def _half_width(x: _Logs) -> float:
     """The 95 % half-width of the mean; infinite under two windows."""
     n = len(x)
-    return float(special.stdtrit(n - 1, 0.975) * x.std(ddof=1) / math.sqrt(n)) if n > 1 else math.inf
+    return float(_t(n - 1, 0.975) * x.std(ddof=1) / math.sqrt(n)) if n > 1 else math.inf
+
+
+@cache
+def _t(dof: int, quantile: float) -> float:
+    return float(special.stdtrit(dof, quantile))
 
 
 def _truncation(x: _Logs, keep: int) -> int:
@@ -139,7 +145,7 @@ def _trend(x: _Logs) -> tuple[float, float]:
     centred, time = x - x.mean(), np.arange(n) - (n - 1) / 2
     residual = centred - time * (time @ centred) / (time @ time)
     sd = math.sqrt(float(residual @ residual) / (n - 2))
-    return change, float(special.stdtrit(n - 2, _TREND_SHOWN)) * sd * math.sqrt(2 / half)
+    return change, _t(n - 2, _TREND_SHOWN) * sd * math.sqrt(2 / half)
 
 
 def _modes(x: _Logs, precision: float) -> tuple[float, float] | None:

@@ -141,7 +141,7 @@ def attempt(study: Study, bench: Bench, configuration: Configuration, role: Role
 
 
 def _attempt_once(study: Study, bench: Bench, configuration: Configuration, role: Role) -> TrialRecord:
-    number, before = bench.memory.next_number(study.key), bench.memory.of(study.key)
+    number = bench.memory.next_number(study.key)
     plan = TrialPlan(
         trial_id=f"{study.key}-{number:04d}-{uuid.uuid4().hex[:6]}",
         study=study.key,
@@ -156,12 +156,12 @@ def _attempt_once(study: Study, bench: Bench, configuration: Configuration, role
             workload, metric, bench.plan.precision, but=configuration.key
         ),
         gates=bench.plan.gates.names,
-        ran_before=any(one.state == "measured" and one.configuration.key == configuration.key for one in before),
+        ran_before=bench.memory.was_measured(study.key, configuration.key),
         order=lambda launch: study.pad.order(configuration, plan.trial_id, launch),
         say=lambda text: bench.progress.now(study.engine, f"{configuration.label()}: {text}"),
     )
     bench.memory.begin(plan.start(bench.clock.time()))
-    refusal = refuse(study, configuration, before)
+    refusal = refuse(study, configuration, bench.memory.of(study.key))
     if refusal is not None:
         record = _refused(plan, refusal, bench.clock)
     else:

@@ -10,8 +10,10 @@ import two_engines as two
 from trial_records import started, trial, window
 
 from orchestrator.memory import Memory
+from orchestrator.prepare import start_bound
 from trackers.journal import Journal
 from trackers.problems import JournalProblem
+from trackers.records import Launch
 from trackers.sync import SyncCounts
 
 BOUND_S = 30
@@ -92,3 +94,25 @@ def test_launches_in_turn_with_another_stack_are_no_replicates_of_another_day(tm
         assert memory.noise("generate", "decode_tok_s", precision).sd == precision.launch_noise
         memory.remember(two.record("s", 2, two.OLD, here, 0.8 * speed, role="finalist"))
         assert memory.noise("generate", "decode_tok_s", precision).sd > precision.launch_noise
+
+
+def test_a_start_is_given_five_times_the_slowest_of_its_own_study_and_half_an_hour_before_any(tmp_path: Path) -> None:
+    with Journal(tmp_path / "p") as journal:
+        memory = Memory(journal, None, warn=lambda _: None)
+        assert start_bound(None, "s") == start_bound(memory, "s") == 1800.0
+        for number, ready_s in enumerate([90.0, 200.0, None]):
+            launches = (Launch(launch=0, started_at=92.0, ready_s=ready_s),)
+            memory.remember(trial(f"t{number}", number, launches=launches))
+        assert (start_bound(memory, "s"), start_bound(memory, "another")) == (1000.0, 1800.0)
+    with Journal(tmp_path / "p") as journal:
+        assert start_bound(Memory(journal, None, warn=lambda _: None), "s") == 1000.0, "it learns from earlier runs"
+
+
+def test_what_was_measured_in_any_role_needs_no_preflight_again(tmp_path: Path) -> None:
+    with Journal(tmp_path / "p") as journal:
+        memory = Memory(journal, None, warn=lambda _: None)
+        in_turn, failed = trial("a", 1, role="in_turn"), trial("b", 2, state="engine_failed", estimates={})
+        for record in (in_turn, failed):
+            memory.remember(record)
+        ran = [memory.was_measured(study, one.configuration.key) for one in (in_turn, failed) for study in ("s", "t")]
+        assert ran == [True, False, False, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ from trial_records import trial, window
 
 from orchestrator.engine_environment import EngineEnvironment
 from orchestrator.local_slot import LocalSlot
-from orchestrator.neighbours import neighbours_said
+from orchestrator.neighbours import _beside, _by_machine, neighbours_said
 from orchestrator.slot import LaunchOrder
-from trackers.records import Estimate, TrialRecord
+from trackers.records import Estimate, Measurement, TrialRecord
 
 
 def at(begun: float, value: float, role: str = "incumbent", name: str = "t", **changes: Any) -> TrialRecord:
@@ -45,6 +46,23 @@ def test_nothing_is_said_where_nothing_ran_side_by_side_or_on_another_machine() 
 def test_without_an_anchor_measured_alone_it_is_said_that_nothing_speaks_for_it() -> None:
     own = [at(10, 50.0, name="a")]
     assert "no anchor" in neighbours_said(own, [*own, at(10, 1.0, name="other")], "decode_tok_s")
+
+
+def test_many_windows_are_counted_as_each_against_all_of_others_would() -> None:
+    dice = random.Random(5)
+
+    def some(_: int) -> Measurement:
+        return window(started_at=dice.uniform(0, 60), duration_s=dice.choice([0.5, 3.0]))
+
+    many = [trial(str(n), windows=tuple(map(some, range(3)))) for n in range(12)]
+    spans = {one.trial_id: [(w.started_at, w.started_at + w.duration_s) for w in one.windows] for one in many}
+    shares = set()
+    for one in many:
+        others = [span for name, theirs in spans.items() if name != one.trial_id for span in theirs]
+        met = [any(a < end and begun < b for a, b in others) for begun, end in spans[one.trial_id]]
+        shares.add(sum(met) / 3)
+        assert _beside(one, _by_machine(many)) == sum(met) / 3
+    assert len(shares) > 2, "too much of the same to tell anything"
 
 
 def test_isolated_slots_of_a_machine_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ def neighbours_said(records: Sequence[TrialRecord], everything: Sequence[TrialRe
 
     Args:
         records: Of one engine.
-        everything: Of all engines of the plan, in which the neighbours are.
+        everything: Of all engines of the plan: these, and the neighbours.
         metric: What is compared.
     """
     own = [one for one in records if one.state == "measured" and one.role != "in_turn"]
@@ -70,5 +70,7 @@ def _span(window: Measurement) -> tuple[float, float]:
 
 
 def _by_machine(records: Sequence[TrialRecord]) -> dict[str | None, _Spans]:
-    machines = {one.fingerprint.items.get("machine") for one in records}
-    return {m: _Spans(one for one in records if one.fingerprint.items.get("machine") == m) for m in machines}
+    found: dict[str | None, list[TrialRecord]] = {}
+    for one in records:
+        found.setdefault(one.fingerprint.items.get("machine"), []).append(one)
+    return {machine: _Spans(there) for machine, there in found.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -111,8 +112,8 @@ def _k_curve(have: Mapping[str, Shelf], workload: str, metric: str) -> Chart:
 def _spread(engine: str, shelf: Shelf, workload: str, metric: str, plan: TuningPlan | None) -> Chart:
     """Every launch of what was launched more than once: launch noise to be seen."""
     target = Target(name=workload, metric=metric, workloads=(workload,))
-    keys = [r.configuration.key for r in _measured(shelf) for _ in r.launches]
-    often = [r for r in _measured(shelf) if keys.count(r.configuration.key) > 1]
+    times = Counter(r.configuration.key for r in _measured(shelf) for _ in r.launches)
+    often = [r for r in _measured(shelf) if times[r.configuration.key] > 1]
     field = candidates(often, target, lens_of(plan, _any_peak(shelf)).rule)[:_ROWS]
     kinds = (("search", [c.searched for c in field]), ("launched afresh", [c.fresh for c in field]))
     labels = [c.configuration.label() for c in field]

@@ -21,7 +21,7 @@ from trackers.mlflow_tracker import MlflowTracker
 sys.path.insert(0, str(Path(__file__).parent / "fakes"))
 
 # Ray reads it once, in whichever test imports Ray first: the same for all, as repeak sets it.
-os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ["RAY_AUTH_MODE"] = "token"
 
 POSTGRES = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
 

@@ -21,9 +21,11 @@ class ScriptedSlot:
         self.order: LaunchOrder | None = None
         self.launched: list[LaunchOrder] = []
         self.asked: list[str] = []
+        self.preflown: list[LaunchOrder] = []
         self._crash: Failure | None = None
 
     def preflight(self, order: LaunchOrder) -> Failure | None:
+        self.preflown.append(order)
         return None
 
     def launch(self, order: LaunchOrder) -> LaunchReport:

@@ -66,7 +66,6 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
     token = tmp_path_factory.mktemp("ray") / "token"
     token.write_text("0" * 64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")

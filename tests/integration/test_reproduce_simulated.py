@@ -48,7 +48,13 @@ class Engine(ScriptedSlot):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Path]:
+def preflown() -> list[LaunchOrder]:
+    """What engines were asked about before a launch, in order."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, empty_store: Path, preflown: list[LaunchOrder]) -> Iterator[Path]:
     """Where a study of two engines was tuned once; its engine answers every later launch too."""
     place = tmp_path_factory.mktemp("home")
     shutil.copyfile(empty_store, place / "mlflow.db")
@@ -56,6 +62,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterato
     patch.setenv("REPEAK_HOME", str(place))
     patch.delenv("MLFLOW_TRACKING_URI", raising=False)
     engine = Engine()
+    engine.preflown = preflown
     for module in (attributing, reproduce):
         patch.setattr(module, "slots_of", lambda _: OneSlot(engine))
     patch.setattr("orchestrator.session.make_progress", lambda: PlainProgress(lambda _: None))
@@ -100,19 +107,25 @@ def test_the_session_left_the_report_beside_the_journal_and_in_every_parent_run(
         assert "report.html" in {one.path for one in client.list_artifacts(parent.info.run_id)}
 
 
-def test_reproduce_says_within_and_that_nothing_changed(home: Path) -> None:
+def test_reproduce_says_within_and_that_nothing_changed(home: Path, preflown: list[LaunchOrder]) -> None:
+    asked = len(preflown)
     text = run(reproduce_command, peak_trial(NEW))
     assert text.startswith("within")
     assert "same flags, same stack" in text
+    assert not preflown[asked:], "it ran on this stack: its engine is not asked about it again"
     before = kept_plan("moved-rehearsal")
     assert before is not None
     assert len(before.engines) == 2, "the plan is kept whole"
 
 
-def test_reproduce_with_a_changed_flag_says_which_and_outside(home: Path) -> None:
+def test_reproduce_with_a_changed_flag_says_which_and_outside(home: Path, preflown: list[LaunchOrder]) -> None:
+    asked = len(preflown)
     found = json.loads(run(reproduce_command, peak_trial(NEW), "--set", "enforce_eager=true", "--json"))
-    assert found["numbers"][0]["verdict"] == "outside"
-    assert found["numbers"][0]["ratio"] == pytest.approx(0.6, abs=0.04)
+    assert len(preflown) == asked + 1, "what never ran is asked about"
+    (number,) = found["numbers"]
+    assert number["verdict"] == "outside"
+    assert number["ratio"] == pytest.approx(0.6, abs=0.04)
+    assert 0.9 < number["low"] < 1 < number["high"] < 1.1
     assert found["changed"] == {"--enforce-eager": [None, "on"]}
     text = run(reproduce_command, peak_trial(NEW), "--set", "k=2")
     assert text.startswith("outside")

@@ -108,7 +108,7 @@ def test_a_start_is_given_five_times_the_slowest_of_its_own_study_and_half_an_ho
         assert start_bound(Memory(journal, None, warn=lambda _: None), "s") == 1000.0, "it learns from earlier runs"
 
 
-def test_what_was_measured_in_any_role_needs_no_preflight_again(tmp_path: Path) -> None:
+def test_what_was_measured_is_known_in_whatever_role(tmp_path: Path) -> None:
     with Journal(tmp_path / "p") as journal:
         memory = Memory(journal, None, warn=lambda _: None)
         in_turn, failed = trial("a", 1, role="in_turn"), trial("b", 2, state="engine_failed", estimates={})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trial_records import trial, window
+from trial_records import STACK, trial, window
 
 from orchestrator.engine_environment import EngineEnvironment
 from orchestrator.local_slot import LocalSlot
@@ -52,13 +52,18 @@ def test_many_windows_are_counted_as_each_against_all_of_others_would() -> None:
     dice = random.Random(5)
 
     def some(_: int) -> Measurement:
-        return window(started_at=dice.uniform(0, 60), duration_s=dice.choice([0.5, 3.0]))
+        return window(started_at=float(dice.randrange(90)), duration_s=float(dice.choice([1, 3])))
 
-    many = [trial(str(n), windows=tuple(map(some, range(3)))) for n in range(12)]
+    def on(machine: str, n: int) -> TrialRecord:
+        stack = STACK.model_copy(update={"items": {**STACK.items, "machine": machine}})
+        return trial(f"{machine}{n}", windows=tuple(map(some, range(3))), fingerprint=stack)
+
+    many = [on(machine, n) for machine in "ab" for n in range(8)]
     spans = {one.trial_id: [(w.started_at, w.started_at + w.duration_s) for w in one.windows] for one in many}
     shares = set()
     for one in many:
-        others = [span for name, theirs in spans.items() if name != one.trial_id for span in theirs]
+        near = [name for name in spans if name != one.trial_id and name[0] == one.trial_id[0]]
+        others = [span for name in near for span in spans[name]]
         met = [any(a < end and begun < b for a, b in others) for begun, end in spans[one.trial_id]]
         shares.add(sum(met) / 3)
         assert _beside(one, _by_machine(many)) == sum(met) / 3

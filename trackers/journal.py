@@ -61,6 +61,7 @@ class Journal:
         self._mutex = threading.RLock()
         self._lines: dict[str, dict[bytes, list[Line]]] = {}
         self._trials: dict[bytes, TrialRecord] = {}
+        self._sent: dict[str, set[str]] = {}
         try:
             self._file = JournalFile(self.path, read_only=read_only, write=write)
         except OSError as error:
@@ -111,7 +112,10 @@ class Journal:
 
     def sent(self, store: str, uid: str, run_id: str) -> bool:
         """Remember that a tracker's store holds the run of `uid`."""
-        return self._append("sent", (store, uid), {"run_id": run_id})
+        new = self._append("sent", (store, uid), {"run_id": run_id})
+        with self._mutex:
+            self._sent.get(store, set()).add(uid)
+        return new
 
     def studies(self) -> dict[str, StudyOpened]:
         found = (self._last("study", key, StudyOpened) for key in self._of("study"))
@@ -166,7 +170,10 @@ class Journal:
 
     def sent_uids(self, store: str) -> set[str]:
         """The runs that `sent` was told of, without a look at the disk."""
-        return {json.loads(key)[1] for key in self._of("sent", store)}
+        with self._mutex:
+            if store not in self._sent:  # asked after every trial: keys are read once
+                self._sent[store] = {json.loads(key)[1] for key in self._of("sent", store)}
+            return set(self._sent[store])
 
     def sent_runs(self, store: str) -> dict[str, str]:
         """What `sent` was told of this store: uid -> run id."""

@@ -74,9 +74,11 @@ def sync(journal: Journal, tracker: Tracker, *, verify: bool = False) -> SyncCou
 
 
 def _sendings(journal: Journal, tracker: Tracker, opened: StudyOpened) -> Iterator[tuple[str, Callable[[], str]]]:
-    for record in journal.records(opened.study):
-        folder = journal.folder(record.trial_id)
-        yield uid_of(record.trial_id), partial(tracker.record, record, opened, folder)
+    def record(trial: TrialRecord) -> str:
+        return tracker.record(trial, opened, journal.folder(trial.trial_id))
+
+    for trial in journal.records(opened.study):
+        yield uid_of(trial.trial_id), partial(record, trial)
     for closed in journal.closings(opened.study):
         yield f"{uid_of(closed.study)}@{closed.at!r}", partial(tracker.close_study, closed, opened)
 

@@ -389,6 +389,10 @@ def test_runs_known_to_a_store_are_remembered_by_store(tmp_path: Path) -> None:
         journal.sent("sqlite:///b", "t1", "r2")
         assert journal.sent_runs("sqlite:///a") == {"t1": "r1"}
         assert journal.sent_runs("sqlite:///c") == {}
+        assert journal.sent_uids("sqlite:///a") == {"t1"}
+        journal.sent("sqlite:///a", "t2", "r3")
+        journal.sent("sqlite:///c", "t1", "r4")
+        assert [journal.sent_uids(f"sqlite:///{store}") for store in "abc"] == [{"t1", "t2"}, {"t1"}, {"t1"}]
 
 
 def test_ten_thousand_records_are_read_in_under_five_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,10 @@
 
     python benchmarks/scale.py --slots 64 --trials 1000            slots in the driver
     python benchmarks/scale.py --slots 16 --trials 300 --nodes 4   slots on so many real raylets of this host
-    python benchmarks/scale.py --slots 16 --trials 300 --nodes 4 --engines   and a simulated engine in each
 
-Without `--engines` none runs: a slot sleeps through 60 seconds a trial, `--speed` times as fast, and answers from a
-formula. With it 16 processes that answer requests share the host with what is measured. CPU of
+In the driver no engine runs: a slot sleeps through 60 seconds a trial, `--speed` times as fast, and answers from a
+formula. On raylets a slot is the real one, and its engine the simulated one, whose start lasts 60 seconds, so many
+times as fast: as many processes that answer requests share the host with what is measured. CPU of
 MLflow and of Optuna is that of the thread inside them; Ray's is that of calls to workers, and of the threads that are
 no Python's, which are its own; the rest of the process is ours. Idle is the time in which a
 slot had no trial, from the first launch to the last, so that the end of the study, where trials run out, is left out.
@@ -22,17 +22,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from orchestrator import engine_actor, session, study
-from orchestrator.local_slot import LocalSlot
+from orchestrator import engine_actor, rehearsal, session, study
 from orchestrator.memory import Memory
 from orchestrator.plan import TuningPlan
 from orchestrator.progress import Progress
+from orchestrator.simulated_environment import simulated_environment
 from orchestrator.slot import LaunchOrder, LaunchReport
 from orchestrator.slots import LocalSlots
 from orchestrator.workload import Workload
@@ -161,7 +162,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("slots", 64), ("trials", 1000), ("nodes", 0), ("speed", 4)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--engines", action="store_true", help="simulated engines, as a rehearsal has them")
     parser.add_argument("--untracked", action="store_true", help="send nothing to MLflow")
     args = parser.parse_args()
     if args.untracked:
@@ -185,17 +185,18 @@ def main() -> None:
         MARKS.append((time.process_time(), spent, psutil.Process().memory_info().rss))
 
     Memory.remember = remember  # type: ignore[method-assign]
-    if not args.engines:
-        engine_actor.LocalSlot = make  # in a worker too: the actor's class is sent as it is here
-    local = None if args.nodes else LocalSlots(args.slots, make=LocalSlot if args.engines else make)
+    rehearsal.simulated_environment = lambda simulation, directory: simulated_environment(
+        replace(simulation, start_s=60 / args.speed), directory
+    )
+    local = None if args.nodes else LocalSlots(args.slots, make=make)
     with raylets(args.nodes, args.slots, folder) as address:
         begun = time.monotonic()
         result = session.tune_plan(
             plan(args.slots, args.trials, args.nodes), address=address, slots=local, progress=Silent()
         )
         wall = time.monotonic() - begun
-    each = "with simulated engines" if args.engines else f"of 60 s, {args.speed} times as fast"
-    print(f"{result.launches} trials {each}, on {args.slots} slots in {wall:.0f} s")
+    what = "of simulated engines that start in 60 s" if args.nodes else "of 60 s"
+    print(f"{result.launches} trials {what}, {args.speed} times as fast, on {args.slots} slots in {wall:.0f} s")
     for name, first, last in (("first half", 0, len(MARKS) // 2), ("second half", len(MARKS) // 2, len(MARKS) - 1)):
         (cpu, spent, _), (cpu_after, spent_after, _) = MARKS[first], MARKS[last]
         parts = {part: spent_after[part] - spent[part] for part in SPENT}

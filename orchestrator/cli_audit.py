@@ -76,7 +76,7 @@ def audit(what: str, *, card: bool, python: Path | None, as_json: bool, **of_url
     elif plan := find_plan(what):
         audits, moves = _of_plan(plan, card, python)
     else:
-        record = find_trial(what)
+        _, record = find_trial(what)
         audits = [_of_trial(record.trial_id, record, card, python)]
     if as_json:
         plain = [{**one._asdict(), "rows": [row.model_dump() for row in one.rows]} for one in audits]

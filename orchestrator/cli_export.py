@@ -15,7 +15,7 @@ from .export import FORMATS, as_line, export, k_schedule, serving
 from .home import home
 from .imports import import_results
 from .kept_plan import find_any_plan, kept_plan
-from .library import Shelf, find_plan, find_trial, plan_names, reading, shelves
+from .library import Shelf, find_plan, find_trial, plan_names, shelves
 from .reproduce import Reproduced, reproduce
 from .serve_line import parse_serve_line
 
@@ -85,16 +85,12 @@ def reproduce_command(
     Example:  repeak reproduce 3f9a1c2b4d5e-0003
               repeak reproduce 3f9a1c2b4d5e-0003 --set enforce_eager=false
     """  # noqa: D301
-    record = find_trial(trial)
-    opened = None
-    for name in plan_names():
-        with reading(name) as journal:
-            opened = opened or journal.studies().get(record.study)
-    if opened is None or record.state == "imported":
+    shelf, record = find_trial(trial)
+    if record.state == "imported":
         raise PlanError(f"Trial {record.trial_id} belongs to no study here.", "Only our own are launched again.")
-    plan = find_any_plan(plan_name or opened.plan)
+    plan = find_any_plan(plan_name or shelf.opened.plan)
     found, result = reproduce(
-        record, plan, opened.facts.get("engine", ""), changes=dict(map(_setting, sets)), address=address
+        record, plan, shelf.opened.facts.get("engine", ""), changes=dict(map(_setting, sets)), address=address
     )
     click.echo(found.model_dump_json(indent=1) if as_json else _text(found))
     if result.interrupted:

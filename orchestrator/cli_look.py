@@ -33,7 +33,7 @@ def show(what: str | None, *, as_json: bool) -> None:
     """  # noqa: D301
     plan = find_plan(what) if what else None
     if what and plan is None:
-        record = find_trial(what)
+        _, record = find_trial(what)
         click.echo(record.model_dump_json(indent=1) if as_json else trial_page(record), nl=as_json)
         return
     names = [plan] if plan else plan_names()

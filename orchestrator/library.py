@@ -112,14 +112,14 @@ def find_plan(what: str) -> str | None:
     return None
 
 
-def find_trial(what: str) -> TrialRecord:
-    """A trial by its id, or by enough of its beginning.
+def find_trial(what: str) -> tuple[Shelf, TrialRecord]:
+    """A trial by its id, or by enough of its beginning; first where it stands: plans may share a study.
 
     Raises:
         PlanError: None or several have it.
     """
     found = [
-        record
+        (shelf, record)
         for plan in plan_names()
         for shelf in shelves(plan)
         for record in shelf.records

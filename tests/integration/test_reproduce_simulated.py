@@ -183,3 +183,15 @@ def test_what_is_not_there_is_told(home: Path) -> None:
     ):
         done = CliRunner().invoke(command, arguments)
         assert said in str(done.exception), (command.name, arguments, done.output)
+
+
+def test_a_trial_is_launched_again_in_its_own_plan_whichever_ran_last_of_those_that_share_its_study(home: Path) -> None:
+    plan = kept_plan("moved-rehearsal")
+    assert plan is not None
+    budget = plan.budget.model_copy(update={"launches": 2})
+    tune_plan(plan.model_copy(update={"name": "later", "budget": budget}), slots=OneSlot(Engine()))
+    later = shelves("later")
+    assert {one.opened.study for one in later} <= {one.opened.study for one in shelves("moved-rehearsal")}
+    found = json.loads(run(reproduce_command, peak_trial(NEW), "--json"))
+    assert found["again"] in {record.trial_id for one in shelves("moved-rehearsal") for record in one.records}
+    assert shelves("later") == later

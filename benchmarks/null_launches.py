@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from orchestrator.equivalence import equivalent
-from orchestrator.launch_noise import logs, pooled
+from orchestrator.launch_noise import logs, mean_log, pooled
 from orchestrator.memory import launch_means
 from orchestrator.plan import TuningPlan
 from orchestrator.plan_file import load_plan
@@ -58,7 +58,7 @@ def main(file: str, launches: int = 24) -> None:
             others = [each for other, each in enumerate(blocks) if other != number]
             noise = pooled(plan.precision.launch_noise, others)
             first, second = [block[0], block[3]], [block[1], block[2]]
-            gap = abs(float(logs(first).mean() - logs(second).mean()))
+            gap = abs(mean_log(first) - mean_log(second))
             different += gap > noise.t() * noise.sd
             changed += equivalent(first, second, noise, plan.precision.relative).verdict == "changed"
         sd = float(np.std(logs(means), ddof=1))

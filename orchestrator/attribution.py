@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from search_spaces.configuration import Scalar
 from trackers.records import Frozen
 
-from .launch_noise import LaunchNoise, logs
+from .launch_noise import LaunchNoise, logs, mean_log
 
 __all__ = [
     "Attribution",
@@ -169,7 +169,7 @@ class _Model:
         levels = np.array([[o.levels[name] - 0.5 for name in names] for o in seen])
         self.columns = np.array([levels[:, list(term)].prod(axis=1) for term in self.terms]).T
         self._inverse = np.linalg.pinv(self.columns)
-        self._y, self._noise = logs([o.value for o in seen]), noise
+        self._y, self._noise = np.array(logs([o.value for o in seen])), noise
 
     def effect(self, name: str, contrast: Mapping[tuple[int, ...], float]) -> Effect | None:
         """The sum of terms so weighted, None where these launches do not determine it."""
@@ -252,7 +252,7 @@ def _total(seen: Sequence[Observation], noise: LaunchNoise) -> Effect | None:
     new = [o.value for o in seen if all(o.levels.values())]
     if not old or not new:
         return None
-    gap = float(logs(new).mean() - logs(old).mean())
+    gap = mean_log(new) - mean_log(old)
     return _effect("all", gap, math.sqrt(1 / len(old) + 1 / len(new)), noise)
 
 

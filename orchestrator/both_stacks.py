@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from functools import cached_property
 from itertools import chain
 
@@ -120,24 +121,32 @@ class BothStacks:
     @cached_property
     def options(self) -> list[Configuration]:
         """One knob away from the best and from the old peak, as far as it may start and is not measured."""
-        deepest: dict[str, int] = {}
-        for one, _ in (*self.old.readings, *self.new.readings):
-            deepest[one.drafter] = max(deepest.get(one.drafter, 0), one.k)
         bases = dict.fromkeys([self.best, self.peak])
         near = dict.fromkeys(chain.from_iterable(map(self.frame.around, bases)))
-        return [
-            one
-            for one in near
-            if one.k <= 1 + 1.5 * deepest.get(one.drafter, UNTRIED_K)
-            and self._in_reach(one)
-            and not self.new.times(one)
-            and not self.refused(one)
-        ]
+        return [one for one in near if self._in_reach(one) and not self.new.times(one) and not self.refused(one)]
 
     def _in_reach(self, one: Configuration) -> bool:
-        """One k moves a step or two at a time once its drafter was launched here: curves have one top."""
-        here = [other.k for other in self.here if other.drafter == one.drafter]
-        return not here or min(abs(k - one.k) for k in here) <= 2
+        """Once its drafter was launched here k moves a step or two of its grid at a time: curves have one top.
+
+        Never further than half beyond the deepest of either stack, or a step.
+        """
+        here, deepest = self._depths.get(one.drafter, ((), UNTRIED_K))
+        grid = self.frame.depths.get(one.drafter, ())
+        next_step = grid[bisect(grid, deepest) :][:1]
+        if one.k > max((1 + 1.5 * deepest, *next_step)):
+            return False
+        return not here or min(abs(bisect(grid, k) - bisect(grid, one.k)) for k in here) <= 2
+
+    @cached_property
+    def _depths(self) -> dict[str, tuple[list[int], int]]:
+        """Drafter -> the k that ran here, and the deepest measured on either stack."""
+        found: dict[str, tuple[list[int], int]] = {}
+        for one, _ in (*self.old.readings, *self.new.readings):
+            here, deepest = found.get(one.drafter, ([], 0))
+            found[one.drafter] = here, max(deepest, one.k)
+        for one in self.here:
+            found[one.drafter][0].append(one.k)
+        return found
 
     @cached_property
     def gains(self) -> list[float]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from search_spaces.configuration import Configuration
 from trackers.records import Ending, Estimate, Frozen, TrialRecord
 
-from .launch_noise import LaunchNoise, disagree, logs, pooled
+from .launch_noise import LaunchNoise, disagree, logs, mean_log, pooled
 from .stability import StabilityRule, in_launch_variance, judge_windows, launch_values, worst_ending
 
 __all__ = ["Candidate", "Target", "candidates", "noise_of"]
@@ -41,7 +41,7 @@ class Target(Frozen):
 
     def score(self, launches: Sequence[float]) -> float:
         """Mean log of launch means, higher is better."""
-        return float(logs(launches).mean()) * (-1 if self.lower_is_better else 1)
+        return mean_log(launches) * (-1 if self.lower_is_better else 1)
 
 
 class Candidate(Frozen):
@@ -65,7 +65,7 @@ class Candidate(Frozen):
 
     def estimate(self, noise: LaunchNoise) -> Estimate:
         """The number in the metric's unit, +-1.96 sqrt((sL^2 + in-launch error^2) / launches)."""
-        n, value = len(self.evidence), math.exp(logs(self.evidence).mean())
+        n, value = len(self.evidence), math.exp(mean_log(self.evidence))
         half = 1.96 * math.sqrt((noise.sd**2 + self.error**2) / n)
         return Estimate(
             value=value,
@@ -89,19 +89,26 @@ def candidates(
     """Gather the records of one stack by configuration, in the order first seen.
 
     Only `measured` records give values: those of its own study, or those taken in turn with another stack. A
-    finalist that fails, jumps or is disproved when launched afresh vetoes its configuration, unless its environment
-    was to blame.
+    finalist that fails or is disproved when launched afresh vetoes its configuration, unless its environment was to
+    blame; so does one that does not settle, unless at least two of its launches did for each that did not.
     """
     found: dict[Configuration, tuple[list[_Scored], list[_Scored]]] = {}
     vetoes: dict[Configuration, str] = {}
+    unsettled: dict[Configuration, list[str]] = {}
     for record in records:
         if (record.role == "in_turn") is not in_turn:
             continue
         if record.state == "measured":
             scored = found.setdefault(record.configuration, ([], []))
             scored[record.role == "finalist"].extend(_scores(record, target, rule))
+        elif record.role == "finalist" and record.state == "unsettled":
+            unsettled.setdefault(record.configuration, []).append(_told(record))
         elif record.role == "finalist" and _against(record):
-            vetoes[record.configuration] = f"{record.state} when launched afresh: {record.reason}"
+            vetoes[record.configuration] = _told(record)
+    for configuration, told in unsettled.items():
+        # One that jumps or drifts may have met a busy machine; more than a third are the configuration's.
+        if len(found.get(configuration, ((), ()))[1]) < 2 * len(told):
+            vetoes.setdefault(configuration, told[-1])
     return tuple(
         _candidate(configuration, searched, fresh, vetoes.get(configuration, ""))
         for configuration, (searched, fresh) in found.items()
@@ -112,7 +119,11 @@ def candidates(
 def _against(record: TrialRecord) -> bool:
     if record.state == "engine_failed":
         return record.failure is None or record.failure.kind == "infeasible"
-    return record.state in ("unsettled", "disproved")
+    return record.state == "disproved"
+
+
+def _told(record: TrialRecord) -> str:
+    return f"{record.state} when launched afresh: {record.reason}"
 
 
 def _candidate(

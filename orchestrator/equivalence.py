@@ -8,7 +8,7 @@ from typing import Literal
 
 from trackers.records import Check, Frozen
 
-from .launch_noise import LaunchNoise, launches_for_equivalence, logs
+from .launch_noise import LaunchNoise, launches_for_equivalence, mean_log
 
 __all__ = ["Equivalence", "control", "equivalent", "untouched"]
 
@@ -37,7 +37,7 @@ def equivalent(a: Sequence[float], b: Sequence[float], noise: LaunchNoise, margi
     `unchanged` needs the 90 % interval inside the margin, `changed` a reading outside it that is no noise
     (99 %). That a difference was not shown is neither.
     """
-    gap, se = float(logs(a).mean() - logs(b).mean()), noise.sd * math.sqrt(1 / len(a) + 1 / len(b))
+    gap, se = mean_log(a) - mean_log(b), noise.sd * math.sqrt(1 / len(a) + 1 / len(b))
     half, bound = noise.t(0.90) * se, math.log1p(margin)
     verdict: Literal["unchanged", "changed", "cannot tell"] = "cannot tell"
     if abs(gap) + half < bound:

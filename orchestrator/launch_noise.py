@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 from scipy import special
 
@@ -19,7 +18,9 @@ __all__ = [
     "launches_for_equivalence",
     "launches_for_gap",
     "logs",
+    "mean_log",
     "pooled",
+    "squares",
     "windows_per_launch",
 ]
 
@@ -42,12 +43,23 @@ class LaunchNoise(Frozen):
         return float(special.stdtrit(self.dof, 0.5 + level / 2))
 
 
-def logs(values: Sequence[float]) -> NDArray[np.float64]:
-    """Natural logs, shape `(n,)`; ValueError where a value is not a positive finite number."""
-    array = np.asarray(values, dtype=np.float64)
-    if not (np.isfinite(array).all() and (array > 0).all()):
+def logs(values: Sequence[float]) -> list[float]:
+    """Natural logs; ValueError where a value is not a positive finite number."""
+    # Without numpy: a trial asks for hundreds of series of three to twelve numbers.
+    if not all(0 < value < math.inf for value in values):
         raise ValueError(f"only positive finite values have a log: {list(values)}")
-    return np.log(array)
+    return [math.log(value) for value in values]
+
+
+def mean_log(values: Sequence[float]) -> float:
+    """The mean of the logs: the log of the geometric mean."""
+    return fmean(logs(values))
+
+
+def squares(x: Sequence[float]) -> float:
+    """The sum of squares about the mean."""
+    mean = fmean(x)
+    return math.fsum((value - mean) ** 2 for value in x)
 
 
 def pooled(
@@ -64,24 +76,24 @@ def pooled(
         prior_dof: What the prior weighs, in degrees of freedom.
         floor: The in-launch error of a launch's mean: launches cannot repeat better than their windows.
     """
-    squares = [(float(x.var() * len(x)), len(x) - 1) for x in map(logs, groups) if len(x) > 1]
-    while (worst := _not_noise(squares, prior_sd, prior_dof)) is not None:
-        del squares[worst]
-    dof = prior_dof + sum(n for _, n in squares)
-    variance = (prior_dof * prior_sd**2 + sum(ss for ss, _ in squares)) / dof
+    spreads = [(squares(x), len(x) - 1) for x in map(logs, groups) if len(x) > 1]
+    while (worst := _not_noise(spreads, prior_sd, prior_dof)) is not None:
+        del spreads[worst]
+    dof = prior_dof + sum(n for _, n in spreads)
+    variance = (prior_dof * prior_sd**2 + sum(ss for ss, _ in spreads)) / dof
     return LaunchNoise(sd=max(math.sqrt(variance), floor), dof=dof)
 
 
-def _not_noise(squares: Sequence[tuple[float, int]], prior_sd: float, prior_dof: float) -> int | None:
+def _not_noise(spreads: Sequence[tuple[float, int]], prior_sd: float, prior_dof: float) -> int | None:
     """The group least like the others, where it is beyond chance."""
-    all_ss, all_dof = sum(ss for ss, _ in squares), sum(n for _, n in squares)
+    all_ss, all_dof = sum(ss for ss, _ in spreads), sum(n for _, n in spreads)
     excess = []
-    for ss, n in squares:
+    for ss, n in spreads:
         dof = all_dof - n + prior_dof
         rest = (all_ss - ss + prior_dof * prior_sd**2) / dof
         known = all_dof - n >= _ENOUGH_DOF
         excess.append(ss / n / rest / special.fdtri(n, dof, _NOT_NOISE) if known else 0.0)
-    return int(np.argmax(excess)) if excess and max(excess) > 1 else None
+    return excess.index(max(excess)) if excess and max(excess) > 1 else None
 
 
 def disagree(launches: Sequence[float], sd: float) -> bool:
@@ -94,7 +106,7 @@ def disagree(launches: Sequence[float], sd: float) -> bool:
         return False
     chance = special.ndtr(-_DISAGREEMENT / math.sqrt(2))
     bound = -math.sqrt(2) * special.ndtri(chance / pairs) * sd
-    return bool(np.ptp(logs(launches)) > bound)
+    return bool(max(logs(launches)) - min(logs(launches)) > bound)
 
 
 def finalist_launches(noise: LaunchNoise) -> int:

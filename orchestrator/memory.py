@@ -41,6 +41,7 @@ class Memory:
         self._alike: dict[tuple[str, str], list[TrialRecord]] = {}
         # Configurations that were launched more than once: what the launch noise is read from, at every estimate.
         self._repeated: dict[tuple[str, str], list[TrialRecord]] = {}
+        self._noise: dict[tuple[str, str, Precision, str], LaunchNoise] = {}  # what those say, until one more does
         self.outage = False
         for record in journal.records():
             self._file(record)
@@ -120,10 +121,14 @@ class Memory:
         `but` names the configuration about to be judged with it, which must not hide its own disagreement.
         """
         with self._lock:
-            repeated = [list(group) for (_, key), group in self._repeated.items() if key != but]
-        rule = precision.rule()
-        groups = [[mean for one in group for mean in launch_means(one, workload, metric, rule)] for group in repeated]
-        return pooled(precision.launch_noise, [group for group in groups if len(group) > 1])
+            out = but if any(key == but for _, key in self._repeated) else ""
+            asked = workload, metric, precision, out
+            if asked not in self._noise:
+                rule = precision.rule()
+                repeated = [group for (_, key), group in self._repeated.items() if key != out]
+                means = [[x for one in group for x in launch_means(one, workload, metric, rule)] for group in repeated]
+                self._noise[asked] = pooled(precision.launch_noise, [group for group in means if len(group) > 1])
+            return self._noise[asked]
 
     def _file(self, record: TrialRecord) -> None:
         self._records.setdefault(record.study, []).append(record)
@@ -140,6 +145,7 @@ class Memory:
             group.append(record)
             if sum(len(one.launches) for one in group) > 1:
                 self._repeated[at] = group
+                self._noise.clear()
 
 
 def launch_means(record: TrialRecord, workload: str, metric: str, rule: StabilityRule) -> list[float]:

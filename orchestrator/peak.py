@@ -13,7 +13,7 @@ from search_spaces.configuration import Configuration, Scalar
 from trackers.records import Estimate, Frozen
 
 from .candidates import Candidate, Target
-from .launch_noise import LaunchNoise, disagree, launches_for_gap, logs
+from .launch_noise import LaunchNoise, disagree, launches_for_gap, mean_log
 
 __all__ = [
     "Comparison",
@@ -87,7 +87,7 @@ def beats(
     interval is Bonferroni's. `same` needs the 90 % interval within the zone. Launches of one
     configuration that disagree among themselves decide nothing.
     """
-    gap = float(logs(a).mean() - logs(b).mean())
+    gap = mean_log(a) - mean_log(b)
     se, zone = noise.sd * math.sqrt(1 / len(a) + 1 / len(b)), math.log1p(delta)
     half = noise.t(1 - 0.05 / max(1, comparisons)) * se
     verdict: Literal["better", "worse", "same", "cannot tell"] = "cannot tell"

@@ -12,7 +12,7 @@ from trackers.records import Frozen, TrialRecord
 from .candidates import Target, candidates, noise_of
 from .errors import Interrupted, PlanError
 from .kept_plan import keep_plan
-from .launch_noise import LaunchNoise, logs
+from .launch_noise import LaunchNoise, mean_log
 from .local_slot import LocalSlot
 from .plan import TuningPlan
 from .prepare import missing_environments
@@ -133,7 +133,7 @@ def _judged(then: TrialRecord, now: TrialRecord, noises: Mapping[str, LaunchNois
         own = noise_of([side[0] for side in sides], noises[workload].sd, noises[workload].dof)
         # One interval each, so widened that all of them hold together.
         half = own.t(1 - 0.05 / len(plan.workloads)) * own.sd * math.sqrt(1 / len(old) + 1 / len(new))
-        before, after = (math.exp(float(logs(values).mean())) for values in (old, new))
+        before, after = (math.exp(mean_log(values)) for values in (old, new))
         inside = abs(math.log(after / before)) <= half
         numbers.append(
             Again(

@@ -102,6 +102,12 @@ class Frame:
     alternate: bool = False
     memo: dict[str, tuple[Configuration, ...]] = field(default_factory=dict)
 
+    @cached_property
+    def depths(self) -> Mapping[str, tuple[int, ...]]:
+        """Drafter -> every k of its space, ascending; drafters without one are not there."""
+        depths = [knob for knob in self.space.knobs if knob.name == "k"]
+        return {str(each): tuple(sorted(map(int, k.grid()))) for k in depths for each in k.only_if["drafter"]}
+
     def drafting(self, base: Configuration) -> tuple[Configuration, ...]:
         """Every drafter and k, all else as in the base."""
         if (key := f"drafting {base.key}") not in self.memo:

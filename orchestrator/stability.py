@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from statistics import fmean, linear_regression
 from typing import Literal, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from scipy import special
 
 from trackers.records import Ending, Estimate, Frozen, Measurement
 
-from .launch_noise import LaunchNoise, disagree, logs, pooled
+from .launch_noise import LaunchNoise, disagree, logs, mean_log, pooled, squares
 
 __all__ = [
     "StabilityRule",
@@ -30,7 +29,7 @@ __all__ = [
 ]
 
 WindowEnding = Literal["stable", "noisy", "drifting", "bimodal"]
-_Logs = NDArray[np.float64]
+_Logs = list[float]
 _FEWEST = 3  # windows under an interval
 _TREND_SHOWN = 0.995  # quantile; one noisy launch in a hundred is called drifting by chance
 _MODES_APART = 6.0  # distance of two modes in sds within a mode; normal windows stay under it
@@ -93,7 +92,7 @@ def judge_windows(values: Sequence[float], rule: StabilityRule) -> WindowVerdict
     ending, reason = problem or ("stable", f"+-{half:.2%} over {len(used)} windows")
     capped = len(x) >= rule.max_windows
     settled = capped or (problem is None and len(x) >= rule.min_windows)
-    value = float(np.exp(used.mean()))
+    value = math.exp(fmean(used))
     return WindowVerdict(
         "settled" if settled else "repeat",
         ending if settled else None,
@@ -122,7 +121,7 @@ def _problem(measured: _Logs, used: _Logs, half: float, precision: float) -> tup
 def _half_width(x: _Logs) -> float:
     """The 95 % half-width of the mean; infinite under two windows."""
     n = len(x)
-    return float(_t(n - 1, 0.975) * x.std(ddof=1) / math.sqrt(n)) if n > 1 else math.inf
+    return _t(n - 1, 0.975) * math.sqrt(squares(x) / (n - 1) / n) if n > 1 else math.inf
 
 
 @cache
@@ -133,7 +132,7 @@ def _t(dof: int, quantile: float) -> float:
 def _truncation(x: _Logs, keep: int) -> int:
     """How many leading windows to leave out, at most half, so that the interval is narrowest; `keep` stay."""
     most = max(0, min(len(x) // 2, len(x) - keep))
-    return int(np.argmin([_half_width(x[d:]) for d in range(most + 1)]))
+    return min(range(most + 1), key=lambda d: _half_width(x[d:]))
 
 
 def _trend(x: _Logs) -> tuple[float, float]:
@@ -141,10 +140,9 @@ def _trend(x: _Logs) -> tuple[float, float]:
     n, half = len(x), len(x) // 2
     if n < _FEWEST:
         return 0.0, math.inf
-    change = float(x[-half:].mean() - x[:half].mean())
-    centred, time = x - x.mean(), np.arange(n) - (n - 1) / 2
-    residual = centred - time * (time @ centred) / (time @ time)
-    sd = math.sqrt(float(residual @ residual) / (n - 2))
+    change = fmean(x[-half:]) - fmean(x[:half])
+    slope, level = linear_regression(range(n), x)
+    sd = math.sqrt(math.fsum((value - level - slope * at) ** 2 for at, value in enumerate(x)) / (n - 2))
     return change, _t(n - 2, _TREND_SHOWN) * sd * math.sqrt(2 / half)
 
 
@@ -153,20 +151,21 @@ def _modes(x: _Logs, precision: float) -> tuple[float, float] | None:
 
     A single early step up is a warm-up and truncation's business; modes need a way back, or both halves.
     """
-    order = np.sort(x)
-    gaps = np.diff(order)[1:-1]  # each mode holds two windows at least
-    if not len(gaps):
+    order = sorted(x)
+    gaps = [b - a for a, b in pairwise(order)][1:-1]  # each mode holds two windows at least
+    if not gaps:
         return None
-    cut = int(np.argmax(gaps)) + 2
+    cut = gaps.index(max(gaps)) + 2
     low, high = order[:cut], order[cut:]
-    apart = high.mean() - low.mean()
-    within = math.sqrt((low.var() * len(low) + high.var() * len(high)) / max(1, len(x) - 2))
-    if apart < 2 * precision or apart < _MODES_APART * within or gaps.max() < apart / 2:
+    apart = fmean(high) - fmean(low)
+    within = math.sqrt((squares(low) + squares(high)) / max(1, len(x) - 2))
+    if apart < 2 * precision or apart < _MODES_APART * within or max(gaps) < apart / 2:
         return None
-    switches = sum(a != b for a, b in pairwise(x > (low.max() + high.min()) / 2))
+    between = (low[-1] + high[0]) / 2
+    switches = sum((a > between) != (b > between) for a, b in pairwise(x))
     if switches < 2 and min(len(low), len(high)) < len(x) / 3:
         return None
-    return float(np.exp(low.mean())), float(np.exp(high.mean()))
+    return math.exp(fmean(low)), math.exp(fmean(high))
 
 
 def launch_values(windows: Sequence[Measurement], workload: str, metric: str) -> dict[int, tuple[float, ...]]:
@@ -196,13 +195,13 @@ def estimate(launch_values: Sequence[Sequence[float]], rule: StabilityRule, nois
     if not verdicts:
         raise ValueError("no launch, no estimate")
     means, counts = [v.value for v in verdicts], [len(v.used) for v in verdicts]
-    error = in_launch_variance(launch_values, verdicts) * float(np.mean([1 / n for n in counts]))
+    error = in_launch_variance(launch_values, verdicts) * fmean(1 / n for n in counts)
     own = pooled(noise.sd, [means], prior_dof=noise.dof)
     half = 1.96 * math.sqrt((own.sd**2 + error) / len(means))
     endings: list[Ending] = [v.ending or "capped" for v in verdicts]
     if disagree(means, math.sqrt(noise.sd**2 + error)):
         endings.append("bimodal")
-    value = float(np.exp(logs(means).mean()))
+    value = math.exp(mean_log(means))
     return Estimate(
         value=value,
         half_width=value * math.expm1(half),
@@ -216,7 +215,7 @@ def in_launch_variance(launches: Sequence[Sequence[float]], verdicts: Sequence[W
     """Variance between the windows of a launch, pooled over launches, log units; 0 where none has two."""
     used = [logs(values)[v.used.start :] for values, v in zip(launches, verdicts, strict=True)]
     dof = sum(len(x) - 1 for x in used)
-    return float(sum(x.var() * len(x) for x in used) / dof) if dof else 0.0
+    return math.fsum(squares(x) for x in used) / dof if dof else 0.0
 
 
 def worst_ending(endings: Sequence[Ending]) -> Ending:

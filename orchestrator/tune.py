@@ -47,14 +47,27 @@ def run_studies(studies: Sequence[Study], bench: Bench) -> Outcome:
     With everything measured already it only reads: no slot is leased, so no Ray starts.
     """
     ended = _search_all(studies, bench)
-    for turn in range(_ROUNDS):
-        # Where none holds that was launched afresh, those set aside make room for the next ones.
-        _finals(studies, bench, again=turn > 0)
+    aside: Mapping[str, set[str]] = {}
+    for _ in range(_ROUNDS):
+        _finals(studies, bench, aside)
         outcome = conclude(studies, bench.plan, bench.memory, ended)
         peaks = [peak for by_target in outcome.peaks.values() for peak in by_target.values()]
-        if all(peak.confirmed for peak in peaks) or bench.budget.spent():
+        if not any(map(_open_still, peaks)) or bench.budget.spent():
             break
+        aside = {
+            engine: {label for peak in by_target.values() for label in peak.set_aside}
+            for engine, by_target in outcome.peaks.items()
+        }
     return outcome
+
+
+def _open_still(peak: Peak) -> bool:
+    """Whether finalists that were set aside are to make room for the next ones.
+
+    Where nothing holds that was launched afresh; and where the incumbent stays only as what was ahead of it could
+    not be judged.
+    """
+    return not peak.confirmed or (peak.verdict == "incumbent stays" and bool(peak.set_aside))
 
 
 def conclude(
@@ -133,17 +146,17 @@ def _finalists_at_most(plan: TuningPlan) -> int:
     return plan.finalists.count + (1 if plan.incumbent else 0)
 
 
-def _finals(studies: Sequence[Study], bench: Bench, *, again: bool) -> None:
+def _finals(studies: Sequence[Study], bench: Bench, aside: Mapping[str, set[str]]) -> None:
     """Launch every engine's finalists afresh, there and back, the engines taking turns: drift falls on all.
 
-    `again` leaves out what was set aside when it was launched afresh.
+    Left out are those already set `aside` (engine -> their labels).
     """
     plan = bench.plan
     orders = []
     for study in studies:
-        records = bench.memory.of(study.key)
-        aside = {one.configuration for _, field in _boards(records, plan) for one in field if one.veto and again}
-        boards = _boards([one for one in search_trials(records) if one.configuration not in aside], plan)
+        out = aside.get(study.engine, set())
+        searched = search_trials(bench.memory.of(study.key))
+        boards = _boards([one for one in searched if one.configuration.label() not in out], plan)
         chosen = contenders(boards, plan.precision.zone, plan.finalists.count, study.incumbent)
         orders.append([(study, one) for one in finalist_order(chosen, plan.finalists.launches)])
     done: dict[tuple[str, Configuration], int] = {}

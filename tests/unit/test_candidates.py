@@ -125,6 +125,18 @@ def test_a_finalist_that_fails_of_itself_vetoes_its_configuration(state: str, ki
     assert not vetoed or "two modes" in found.veto
 
 
+@pytest.mark.parametrize(
+    ("settled", "not_settled", "vetoed"), [(2, 1, False), (1, 1, True), (3, 2, True), (4, 2, False)]
+)
+def test_a_busy_moment_vetoes_no_finalist_that_settles_at_least_twice_as_often(
+    settled: int, not_settled: int, vetoed: bool
+) -> None:
+    states = ["measured"] * settled + ["unsettled"] * not_settled
+    finals = [record(K4, {"edit": 100.0}, role="finalist", state=state, reason="drifting") for state in states]
+    (found,) = candidates(finals, EDIT, RULE)
+    assert (bool(found.veto), len(found.fresh)) == (vetoed, settled)
+
+
 def test_the_estimate_is_that_of_the_launches_that_speak() -> None:
     found = Candidate(configuration=K4, searched=(120.0,), fresh=(100.0, 100.0), windows=8, error=0.01)
     estimate = found.estimate(LaunchNoise(sd=0.02, dof=9))

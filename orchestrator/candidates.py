@@ -48,7 +48,8 @@ class Candidate(Frozen):
     """One configuration's launch means for a target, in its unit: those of the search and the fresh ones.
 
     The search picked its best by its own luck, so only `fresh` launches (the finals) speak where there
-    are any. `error` is the in-launch sd of a launch's mean (log units), `veto` why it cannot be a peak.
+    are any. `error` is the in-launch sd of a launch's mean (log units), `veto` why it cannot be a peak, `left_out`
+    what is said of fresh launches that did not settle and are not among them.
     """
 
     configuration: Configuration
@@ -58,6 +59,7 @@ class Candidate(Frozen):
     error: float = 0.0
     ending: Ending = "stable"
     veto: str = ""
+    left_out: str = ""
 
     @property
     def evidence(self) -> tuple[float, ...]:
@@ -90,7 +92,8 @@ def candidates(
 
     Only `measured` records give values: those of its own study, or those taken in turn with another stack. A
     finalist that fails or is disproved when launched afresh vetoes its configuration, unless its environment was to
-    blame; so does one that does not settle, unless at least two of its launches did for each that did not.
+    blame; so does one that does not settle, unless at least two of its launches did for each that did not: these
+    are `left_out`.
     """
     found: dict[Configuration, tuple[list[_Scored], list[_Scored]]] = {}
     vetoes: dict[Configuration, str] = {}
@@ -105,12 +108,18 @@ def candidates(
             unsettled.setdefault(record.configuration, []).append(_told(record))
         elif record.role == "finalist" and _against(record):
             vetoes[record.configuration] = _told(record)
+    left_out: dict[Configuration, str] = {}
     for configuration, told in unsettled.items():
         # One that jumps or drifts may have met a busy machine; more than a third are the configuration's.
-        if len(found.get(configuration, ((), ()))[1]) < 2 * len(told):
+        settled = len(found.get(configuration, ((), ()))[1])
+        if settled < 2 * len(told):
             vetoes.setdefault(configuration, told[-1])
+        else:
+            left_out[configuration] = f"{len(told)} of {settled + len(told)} fresh launches: {told[-1]}"
     return tuple(
-        _candidate(configuration, searched, fresh, vetoes.get(configuration, ""))
+        _candidate(configuration, searched, fresh).model_copy(
+            update={"veto": vetoes.get(configuration, ""), "left_out": left_out.get(configuration, "")}
+        )
         for configuration, (searched, fresh) in found.items()
         if searched or fresh
     )
@@ -126,9 +135,7 @@ def _told(record: TrialRecord) -> str:
     return f"{record.state} when launched afresh: {record.reason}"
 
 
-def _candidate(
-    configuration: Configuration, searched: Sequence[_Scored], fresh: Sequence[_Scored], veto: str
-) -> Candidate:
+def _candidate(configuration: Configuration, searched: Sequence[_Scored], fresh: Sequence[_Scored]) -> Candidate:
     speaking = fresh or searched
     return Candidate(
         configuration=configuration,
@@ -137,7 +144,6 @@ def _candidate(
         windows=sum(x.windows for x in speaking),
         error=math.sqrt(np.mean([x.variance for x in speaking])),
         ending=worst_ending([x.ending for x in speaking]),
-        veto=veto,
     )
 
 

@@ -103,11 +103,12 @@ class EngineServer:
         # Without this a process that sets its title wipes the cookie from its visible environment.
         self.env["SPT_NOENV"] = "1"
         self._remove = removal(Path(argv[0]), cookie)
-        # An engine leaves its sockets where it made them: here they go with it. A container's go with that.
+        # An engine leaves its sockets and rendezvous files where it made them: here they go with it. A container's
+        # go with that.
         scratch = str(Path(tempfile.gettempdir(), f"repeak-{secrets.token_hex(6)}"))
         self._scratch = "" if self._remove or len(scratch) > SOCKETS_AT_MOST else scratch
         if self._scratch:
-            self.env = {"VLLM_RPC_BASE_PATH": self._scratch, **self.env}
+            self.env = {"TMPDIR": self._scratch, "VLLM_RPC_BASE_PATH": self._scratch, **self.env}
         self._watched: WatchedProcess | None = None
         self._failure: Failure | None = None
         self._stopped: Stopped | None = None

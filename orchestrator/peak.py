@@ -53,7 +53,8 @@ class Peak(Frozen):
     """What one stack does best for one target, and everything the claim rests on.
 
     `ties` cannot be told apart from it; `open` were not launched afresh, and what the search read of them does not
-    rule them out; `set_aside` could not be judged (configuration label -> why);
+    rule them out; `set_aside` could not be judged (configuration label -> why), of what was judged some launches
+    were `left_out` (likewise);
     `better_than_incumbent` is None where the peak is the incumbent or none was measured.
     """
 
@@ -67,6 +68,7 @@ class Peak(Frozen):
     runners_up: tuple[RunnerUp, ...] = ()
     better_than_incumbent: Comparison | None = None
     set_aside: dict[str, str] = Field(default_factory=dict)
+    left_out: dict[str, str] = Field(default_factory=dict)
     noise: LaunchNoise
     delta: float
 
@@ -192,6 +194,7 @@ def declare_peak(
         runners_up=tuple(runner_up(c, chosen) for c in judged if c is not chosen),
         better_than_incumbent=None if old is None or chosen is old else against(chosen, old),
         set_aside=aside,
+        left_out={c.configuration.label(): c.left_out for c in judged if c.left_out},
         noise=noise,
         delta=delta,
     )

@@ -139,6 +139,8 @@ def _answer(shelf: Shelf, peak: Peak, plan: TuningPlan | None, neighbours: str) 
         sure += f" Cannot be told from {', '.join(one.label() for one in peak.ties)}."
     if peak.open:
         sure += f" Not launched afresh and not ruled out: {', '.join(one.label() for one in peak.open)}."
+    for what, told in (("Set aside", peak.set_aside), ("Left out of", peak.left_out)):
+        sure += "".join(f" {what} {label}: {why}." for label, why in told.items())
     states = Counter(record.state for record in shelf.records)
     evidence = ", ".join(f"{count} {state}" for state, count in states.items())
     evidence = f"{sum(states.values())} trials ({evidence}), {estimate.windows} windows behind this number"

@@ -109,6 +109,8 @@ def _notes(peak: Peak, held: Mapping[str, Scalar]) -> list[str]:
     if shown:
         against = ", ".join(f"{one.configuration.label(held)} {ratio(one.against_peak)}" for one in shown[:4])
         notes.append(f"behind it: {against}")
+    for what, told in (("set aside", peak.set_aside), ("left out of", peak.left_out)):
+        notes += [f"{what} {label}: {why}" for label, why in list(told.items())[:4]]
     return notes
 
 

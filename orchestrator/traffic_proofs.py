@@ -67,8 +67,9 @@ def token_identity(e: Evidence) -> Verdict:
     """Tokens a second are tokens a pass times passes a second, each from its own counter."""
     split = e.metrics.get("tokens_per_pass"), e.metrics.get("passes_s")
     spread = [each for each in e.whole if each.decode_ms > 0]
-    if e.workload.in_flight != 1 or None in split or not spread:
-        return None
+    starved = client_bound(e)
+    if e.workload.in_flight != 1 or None in split or not spread or (starved and not starved[0]):
+        return None  # a client that was starved has no times to compare with
     seconds = sum(each.decode_ms for each in spread) / 1e3
     tokens = sum(each.output_tokens - 1 for each in spread)
     counted = (split[0] or 0) * (split[1] or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from functools import partial
 from itertools import chain, pairwise, zip_longest
 
 from search_spaces.configuration import Configuration
-from trackers.records import AGAIN, TrialRecord
+from trackers.records import AGAIN, TrialRecord, TrialState
 
 from .advice import Advice
 from .candidates import Candidate, Target, candidates, noise_of
@@ -25,6 +26,9 @@ from .study import Bench, Study, attempt, search, search_trials
 __all__ = ["Outcome", "conclude", "launch_bounds", "peaks_of", "run_studies"]
 
 _ROUNDS = 3
+
+_Aside = dict[tuple[str, str], set[str]]
+"""(engine, target) whose finals go on -> the labels of what they set aside so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,27 +51,41 @@ def run_studies(studies: Sequence[Study], bench: Bench) -> Outcome:
     With everything measured already it only reads: no slot is leased, so no Ray starts.
     """
     ended = _search_all(studies, bench)
-    aside: Mapping[str, set[str]] = {}
+    wanted = targets(bench.plan.objective, bench.plan.workload_names)
+    aside: _Aside = {(study.engine, target.name): set() for study in studies for target in wanted}
+    finalists: dict[str, set[Configuration]] = {study.engine: set() for study in studies}
     for _ in range(_ROUNDS):
-        _finals(studies, bench, aside)
-        outcome = conclude(studies, bench.plan, bench.memory, ended)
-        peaks = [peak for by_target in outcome.peaks.values() for peak in by_target.values()]
-        if not any(map(_open_still, peaks)) or bench.budget.spent():
+        orders = [_finalists(study, bench, aside) for study in studies]
+        for study, order in zip(studies, orders, strict=True):
+            finalists[study.engine].update(order)
+        _finals(studies, orders, bench)
+        aside = _still_open(studies, bench, finalists)
+        if not aside or bench.budget.spent():
             break
-        aside = {
-            engine: {label for peak in by_target.values() for label in peak.set_aside}
-            for engine, by_target in outcome.peaks.items()
-        }
-    return outcome
+    return conclude(studies, bench.plan, bench.memory, ended)
 
 
-def _open_still(peak: Peak) -> bool:
-    """Whether finalists that were set aside are to make room for the next ones.
+def _still_open(studies: Sequence[Study], bench: Bench, finalists: Mapping[str, set[Configuration]]) -> _Aside:
+    """Where finalists that were set aside are to make room for the next ones, and which those are.
 
-    Where nothing holds that was launched afresh; and where the incumbent stays only as what was ahead of it could
-    not be judged.
+    It is so where nothing holds that was launched afresh; and where the incumbent stays only as what was read ahead
+    of it could not be judged. Only the `finalists` of the rounds so far count: a run that was stopped goes through
+    the same rounds again.
     """
-    return not peak.confirmed or (peak.verdict == "incumbent stays" and bool(peak.set_aside))
+    found: _Aside = {}
+    for study in studies:
+        records = bench.memory.of(study.key)
+        records = [one for one in records if one.role != "finalist" or one.configuration in finalists[study.engine]]
+        for target, field in _boards(records, bench.plan):
+            peak = _peak(study, bench.plan, target, field)
+            if peak is None:
+                continue
+            read = {c.configuration.label(): target.score(c.searched) for c in field if c.searched}
+            ahead = read.get(peak.configuration.label(), math.inf)
+            missed = any(read.get(label, -math.inf) > ahead for label in peak.set_aside)
+            if not peak.confirmed or (peak.verdict == "incumbent stays" and missed):
+                found[study.engine, target.name] = set(peak.set_aside)
+    return found
 
 
 def conclude(
@@ -85,7 +103,7 @@ def conclude(
 
 def launch_bounds(plan: TuningPlan, studies: Sequence[Study]) -> tuple[int, int]:
     """Engine starts at least (nothing fails, nothing is repeated) and at most."""
-    finals = _finalists_at_most(plan) * plan.finalists.launches
+    finals = _finalists_at_most(plan) * (plan.finalists.launches + 1)
     wanted = 0
     for study in studies:
         size = study.space.size()
@@ -146,24 +164,26 @@ def _finalists_at_most(plan: TuningPlan) -> int:
     return plan.finalists.count + (1 if plan.incumbent else 0)
 
 
-def _finals(studies: Sequence[Study], bench: Bench, aside: Mapping[str, set[str]]) -> None:
-    """Launch every engine's finalists afresh, there and back, the engines taking turns: drift falls on all.
+def _finalists(study: Study, bench: Bench, aside: _Aside) -> tuple[Configuration, ...]:
+    """What of an engine is worth launching afresh, in the order of its launches; for targets not in `aside` nothing."""
+    boards = [
+        (target, [c for c in field if c.configuration.label() not in aside[study.engine, target.name]])
+        for target, field in _boards(search_trials(bench.memory.of(study.key)), bench.plan)
+        if (study.engine, target.name) in aside
+    ]
+    chosen = contenders(boards, bench.plan.precision.zone, bench.plan.finalists.count, study.incumbent)
+    # One more turn than launches: for what did not settle.
+    return finalist_order(chosen, bench.plan.finalists.launches + 1)
 
-    Left out are those already set `aside` (engine -> their labels).
-    """
-    plan = bench.plan
-    orders = []
-    for study in studies:
-        out = aside.get(study.engine, set())
-        searched = search_trials(bench.memory.of(study.key))
-        boards = _boards([one for one in searched if one.configuration.label() not in out], plan)
-        chosen = contenders(boards, plan.precision.zone, plan.finalists.count, study.incumbent)
-        orders.append([(study, one) for one in finalist_order(chosen, plan.finalists.launches)])
-    done: dict[tuple[str, Configuration], int] = {}
-    for study, configuration in filter(None, chain.from_iterable(zip_longest(*orders))):
+
+def _finals(studies: Sequence[Study], orders: Sequence[Sequence[Configuration]], bench: Bench) -> None:
+    """Launch every engine's finalists afresh, there and back, the engines taking turns: drift falls on all."""
+    turns: dict[tuple[str, Configuration], int] = {}
+    by_engine = [[(study, one) for one in order] for study, order in zip(studies, orders, strict=True)]
+    for study, configuration in filter(None, chain.from_iterable(zip_longest(*by_engine))):
         at = (study.key, configuration)
-        done[at] = done.get(at, 0) + 1
-        if _launched_afresh(study, configuration, bench) >= done[at]:
+        turns[at] = turns.get(at, 0) + 1
+        if not _due(turns[at], _afresh(study, configuration, bench), bench.plan.finalists.launches):
             continue
         if not bench.budget.take():
             bench.progress.line(f"finalists are not complete: {bench.budget.spent()}")
@@ -174,12 +194,23 @@ def _finals(studies: Sequence[Study], bench: Bench, aside: Mapping[str, set[str]
             bench.progress.line(f"{study.engine}: {broken}")
 
 
-def _launched_afresh(study: Study, configuration: Configuration, bench: Bench) -> int:
-    return sum(
-        1
+def _due(turn: int, states: Sequence[TrialState], launches: int) -> bool:
+    """Whether a finalist is launched in this turn: until it has its launches, and one for those that did not settle.
+
+    Where too many did not for the others to speak (see `candidates`) no further launch is paid for.
+    """
+    unsettled = states.count("unsettled")
+    if 3 * unsettled > launches + 1:
+        return False
+    return len(states) < min(turn, launches + (unsettled > 0))
+
+
+def _afresh(study: Study, configuration: Configuration, bench: Bench) -> list[TrialState]:
+    return [
+        record.state
         for record in bench.memory.of(study.key)
         if record.role == "finalist" and record.configuration == configuration and record.state not in AGAIN
-    )
+    ]
 
 
 def _boards(records: Sequence[TrialRecord], plan: TuningPlan) -> list[tuple[Target, tuple[Candidate, ...]]]:
@@ -210,20 +241,19 @@ def _field(records: Sequence[TrialRecord], target: Target, plan: TuningPlan) -> 
 
 def peaks_of(study: Study, plan: TuningPlan, records: Sequence[TrialRecord]) -> dict[str, Peak]:
     """What these records of a study show to be best, by target."""
-    found = {}
-    for target, field in _boards(records, plan):
-        noise = noise_of(field, plan.precision.launch_noise)
-        peak = declare_peak(
-            field,
-            target,
-            noise,
-            plan.precision.zone,
-            incumbent=study.incumbent,
-            defaults=study.space.defaults.values,
-        )
-        if peak is not None:
-            found[target.name] = peak
-    return found
+    found = ((target.name, _peak(study, plan, target, field)) for target, field in _boards(records, plan))
+    return {name: peak for name, peak in found if peak is not None}
+
+
+def _peak(study: Study, plan: TuningPlan, target: Target, field: Sequence[Candidate]) -> Peak | None:
+    return declare_peak(
+        field,
+        target,
+        noise_of(field, plan.precision.launch_noise),
+        plan.precision.zone,
+        incumbent=study.incumbent,
+        defaults=study.space.defaults.values,
+    )
 
 
 def _shift(

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -92,6 +93,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     offspring(args)
     socket.socket(socket.AF_UNIX).bind(os.path.join(os.environ["VLLM_RPC_BASE_PATH"], "left-behind"))  # noqa: PTH118
+    tempfile.mkstemp(prefix="left-too-")
     shared = SharedMemory(args.share, create=True, size=4096) if args.share else None
     print(Path(args.say).read_text() if args.say else "INFO 11-29 12:00:00 [a.py:1] loading", flush=True)
     if args.exit is not None:

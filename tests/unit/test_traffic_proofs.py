@@ -62,6 +62,13 @@ def test_the_identity_of_a_batch_is_not_claimed() -> None:
     assert PROOF["token_identity"](evidence()) is None
 
 
+def test_a_starved_client_has_no_times_to_hold_against_the_counters() -> None:
+    split = {"tokens_per_pass": 1.0, "passes_s": 90}
+    for share, claimed in ((0.01, True), (0.26, False)):
+        found = PROOF["token_identity"](evidence(metrics=split, client={"share": share, "busy_share": 0.1}))
+        assert (found is not None) is claimed
+
+
 def test_a_bare_prompt_has_no_hits_and_a_chat_no_more_than_its_template() -> None:
     counts = pages(prefix_cache_hits=16, prefix_cache_queries=50)
     chat = Workload(name="w", kind="generate", endpoint="chat")

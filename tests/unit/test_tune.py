@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import two_engines as two
@@ -12,13 +14,14 @@ from scripted_slot import OneSlot, ScriptedSlot
 from orchestrator.budget import Budget
 from orchestrator.clock import SystemClock
 from orchestrator.engine_environment import EngineEnvironment
+from orchestrator.errors import Interrupted, RepeakError
 from orchestrator.memory import Memory
 from orchestrator.orders import Launchpad
 from orchestrator.plan import TuningPlan
 from orchestrator.progress import PlainProgress
 from orchestrator.slot import LaunchOrder
 from orchestrator.study import Bench, Study
-from orchestrator.tune import Outcome, peaks_of, run_studies
+from orchestrator.tune import Outcome, conclude, peaks_of, run_studies
 from orchestrator.workload import Workload
 from search_spaces.configuration import Configuration
 from search_spaces.feasibility import KnownFacts
@@ -26,6 +29,7 @@ from trackers.journal import Journal
 from trackers.records import StackFingerprint
 
 SPEED = {0: 50.0, 4: 100.0, 8: 120.0}
+AFRESH = range(1, 9)
 DRIFT = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]
 
 
@@ -34,15 +38,20 @@ NONE = Configuration(values={"drafter": "none"})
 
 def tuned(
     place: Path,
-    drifts_afresh: int | None,
+    drifts: Mapping[int, Sequence[int]],
     launches: int = 30,
     finalists: int = 1,
     afresh: int = 1,
     *,
     incumbent: Configuration | None = None,
-    drifts: tuple[int, ...] = (1, 2, 3, 4, 5, 6),
+    speeds: dict[int, float] = SPEED,
+    before: Sequence[int] = (),
+    stop_after: int = 99,
 ) -> tuple[Outcome, list[int]]:
-    """The outcome, and the k of each launch; the one named drifts in these of its launches, the first is 0."""
+    """The outcome, and the k of each launch, those `before` it included; it is interrupted after so many.
+
+    `drifts`: k -> in which of its launches it does, the first is 0.
+    """
     plan = TuningPlan.model_validate(
         {
             "name": "p", "model": {"id": "m"}, "engines": ["vllm==0.30.0"],
@@ -52,9 +61,9 @@ def tuned(
             "finalists": {"count": finalists, "launches": afresh}, "budget": {"launches": launches},
         }
     )  # fmt: skip
-    seen: list[int] = []
+    seen = list(before)
 
-    def speed(order: LaunchOrder, _: Workload, window: int) -> float:
+    def speed(order: LaunchOrder, _: Workload, window: int) -> float | RepeakError:
         k = (
             8
             if "8" in " ".join(order.args).partition("num_speculative_tokens")[2]
@@ -63,9 +72,11 @@ def tuned(
             else 0
         )
         if window == 0:
+            if len(seen) == stop_after:
+                return Interrupted("stopped", "")
             seen.append(k)
-        drifting = k == drifts_afresh and seen.count(k) - 1 in drifts
-        return SPEED[k] * (DRIFT[window] if drifting else 1 + window % 2 / 1000)
+        drifting = seen.count(k) - 1 in drifts.get(k, ())
+        return speeds[k] * (DRIFT[window] if drifting else 1 + window % 2 / 1000)
 
     environment = EngineEnvironment(
         key="k", requirement="vllm==0.30.0", version="0.30.0", python=Path("python"), directory=None,
@@ -86,17 +97,20 @@ def tuned(
         quiet = PlainProgress(lambda _: None)
         slots = OneSlot(ScriptedSlot(speed))
         bench = Bench(plan=plan, slots=slots, memory=memory, budget=budget, clock=clock, progress=quiet)
-        return run_studies([study], bench), seen
+        try:
+            return run_studies([study], bench), seen
+        except Interrupted:
+            return conclude([study], plan, memory), seen
 
 
 def test_a_finalist_that_holds_is_the_peak_after_one_fresh_launch(tmp_path: Path) -> None:
-    outcome, seen = tuned(tmp_path, None)
+    outcome, seen = tuned(tmp_path, {})
     peak = outcome.peaks["e"]["edit"]
     assert (peak.configuration.k, peak.confirmed, len(seen)) == (8, True, 4)
 
 
 def test_a_finalist_that_is_set_aside_makes_room_for_the_next_one(tmp_path: Path) -> None:
-    outcome, seen = tuned(tmp_path, 8)
+    outcome, seen = tuned(tmp_path, {8: AFRESH})
     peak = outcome.peaks["e"]["edit"]
     assert (peak.configuration.k, peak.confirmed) == (4, True)
     assert seen[3:] == [8, 4]
@@ -104,7 +118,7 @@ def test_a_finalist_that_is_set_aside_makes_room_for_the_next_one(tmp_path: Path
 
 
 def test_the_incumbent_alone_is_no_answer_where_what_was_ahead_of_it_drifted(tmp_path: Path) -> None:
-    outcome, seen = tuned(tmp_path, 8, incumbent=NONE, afresh=2)
+    outcome, seen = tuned(tmp_path, {8: AFRESH}, incumbent=NONE, afresh=2)
     peak = outcome.peaks["e"]["edit"]
     assert (peak.configuration.k, peak.verdict) == (4, "beats the incumbent")
     assert seen[3:] == [8, 0, 0, 8, 4, 4]
@@ -112,25 +126,52 @@ def test_the_incumbent_alone_is_no_answer_where_what_was_ahead_of_it_drifted(tmp
 
 
 def test_a_finalist_that_drifted_in_one_launch_of_three_is_judged_by_the_others(tmp_path: Path) -> None:
-    outcome, seen = tuned(tmp_path, 8, incumbent=NONE, afresh=3, drifts=(2,))
+    outcome, seen = tuned(tmp_path, {8: (2,)}, incumbent=NONE, afresh=3)
     peak = outcome.peaks["e"]["edit"]
-    assert (peak.configuration.k, peak.verdict, peak.estimate.launches) == (8, "beats the incumbent", 2)
-    assert seen[3:] == [8, 0, 0, 8, 8, 0]
+    assert (peak.configuration.k, peak.verdict, peak.estimate.launches) == (8, "beats the incumbent", 3)
+    assert seen[3:] == [8, 0, 0, 8, 8, 0, 8], "and once more for the one that drifted"
+    assert "1 of 4 fresh launches" in peak.left_out["mtp k=8"]
+
+
+def test_nothing_more_is_launched_where_what_was_set_aside_was_behind_the_incumbent(tmp_path: Path) -> None:
+    outcome, seen = tuned(tmp_path, {8: AFRESH}, finalists=2, incumbent=NONE, speeds={0: 120.0, 4: 119.0, 8: 119.5})
+    assert outcome.peaks["e"]["edit"].verdict == "incumbent stays"
+    assert seen[3:] == [0, 8]
+
+
+@pytest.mark.parametrize("stop_after", range(3, 14))
+def test_finals_that_were_stopped_anywhere_go_on_to_the_same_peak_and_end(tmp_path: Path, stop_after: int) -> None:
+    # k = 8 drifts whenever it is launched afresh, k = 4 the first time.
+    drifting: dict[str, Any] = {"drifts": {8: AFRESH, 4: (1,)}, "incumbent": NONE, "afresh": 3}
+    whole, launched = tuned(tmp_path / "whole", **drifting)
+    _, begun = tuned(tmp_path / "stopped", **drifting, stop_after=stop_after)
+    outcome, seen = tuned(tmp_path / "stopped", **drifting, before=begun)
+    assert seen == launched
+    assert outcome.peaks == whole.peaks
+    _, again = tuned(tmp_path / "stopped", **drifting, before=seen)
+    assert again == seen, "a finished study only reads"
+
+
+def test_a_study_in_which_nothing_holds_ends_once(tmp_path: Path) -> None:
+    _, seen = tuned(tmp_path, {4: AFRESH, 8: AFRESH}, incumbent=NONE)
+    _, again = tuned(tmp_path, {4: AFRESH, 8: AFRESH}, incumbent=NONE, before=seen)
+    assert again == seen
+    assert seen[3:] == [8, 0, 4]
 
 
 def test_a_budget_that_is_used_up_leaves_it_unconfirmed(tmp_path: Path) -> None:
-    outcome, seen = tuned(tmp_path, 8, launches=4)
+    outcome, seen = tuned(tmp_path, {8: AFRESH}, launches=4)
     assert (outcome.peaks["e"]["edit"].confirmed, len(seen)) == (False, 4)
 
 
 def test_finals_leave_half_of_a_small_budget_to_the_search(tmp_path: Path) -> None:
-    _, seen = tuned(tmp_path, None, launches=4, finalists=3, afresh=3)
+    _, seen = tuned(tmp_path, {}, launches=4, finalists=3, afresh=3)
     assert (len(set(seen[:2])), set(seen[2:])) == (2, {seen[1]}), "two of a search, two of finals"
 
 
 def test_launches_that_no_finalist_needs_are_the_search_s(tmp_path: Path) -> None:
     # 120 is so far ahead of 100 and 50 that there is one finalist of three.
-    outcome, seen = tuned(tmp_path, None, launches=6, finalists=3, afresh=2)
+    outcome, seen = tuned(tmp_path, {}, launches=6, finalists=3, afresh=2)
     assert (outcome.peaks["e"]["edit"].configuration.k, len(set(seen[:3]))) == (8, 3)
     assert seen[3:] == [8, 8]
 

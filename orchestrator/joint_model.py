@@ -86,7 +86,8 @@ class JointModel:
         rates: Acceptance on the old and on the new stack: tokens a pass are taken out of the scores, so that
             what is left along k is smooth.
         sd: Launch noise, log units.
-        scales: From `fit_scales`.
+        scales: From `fit_scales`; without them they are those that both stacks' scores make likely, as long as
+            the engine is not thought to have changed the shape.
         centre: What the effects of knobs are counted from: the old peak.
     """
 
@@ -97,17 +98,19 @@ class JointModel:
         new: Sequence[Reading],
         rates: tuple[Rates, Rates],
         sd: float,
-        scales: Mapping[str, float],
+        scales: Mapping[str, float] | None,
         centre: Configuration,
     ) -> None:
-        self._space, self._rates, self._scales, self._old = space, rates, scales, len(old)
+        self._space, self._rates, self._old = space, rates, len(old)
         before = points(space, [one.configuration for one in old], rates[0], {})
         self._points = before.joined(points(space, [one.configuration for one in new], *rates))
         y = np.array([one.score for one in (*old, *new)]) - self._points.tokens
         self._level = float(y[: len(old) or None].mean()) if len(y) else 0.0
         y, noise = y - self._level, sd**2 / np.array([float(one.launches) for one in (*old, *new)])
         here = parts(space, self._points, self._points)
-        k = _surface(here, scales)[: len(old), : len(old)] + np.diag(noise[: len(old)])
+        self._new = np.arange(len(y)) >= len(old)
+        self._scales = scales or _most_likely(here, y, np.diag(noise) + self._shift)
+        k = _surface(here, self._scales)[: len(old), : len(old)] + np.diag(noise[: len(old)])
         self._alone = _solved(k, y[: len(old)]).alpha
         self._knobs = [name for name in self._points.knobs if name in here]
         self._centre = self._sums(parts(space, self._points, points(space, [centre], *rates)))
@@ -119,6 +122,11 @@ class JointModel:
             self._mixture = self._weigh(here, y, noise)
 
     @property
+    def _shift(self) -> Array:
+        """What a new engine adds to all its scores alike, as their covariance with all others'."""
+        return np.asarray(_SHIFT**2 * np.outer(self._new, self._new))
+
+    @property
     def log_likelihood_ratio(self) -> float:
         """For a changed shape, against one that did not change by more than launches could show."""
         evidence = [one.solved.evidence for one in self._mixture]
@@ -128,7 +136,7 @@ class JointModel:
         """The new surface at these configurations."""
         asked = points(self._space, configurations, *self._rates)
         own, cross = parts(self._space, asked, asked), parts(self._space, self._points, asked)
-        new = (np.arange(len(self._points.k)) >= self._old)[:, None]
+        new = self._new[:, None]
         felt = self._effects(cross)
         f_own = _surface(own, self._scales) + _SHIFT**2
         f_cross = _surface(cross, self._scales) + _SHIFT**2 * new
@@ -145,8 +153,7 @@ class JointModel:
 
     def _weigh(self, here: Parts, y: Array, noise: Array) -> list[_Component]:
         """Each size of change with its evidence; the first is next to none."""
-        n, base = self._old, _surface(here, self._scales)
-        base[n:, n:] += _SHIFT**2
+        n, base = self._old, _surface(here, self._scales) + self._shift
         base[np.diag_indices_from(base)] += noise
         felt, found = self._felt[n:], []
         changes = self._changes({name: part[n:, n:] for name, part in here.items()}, felt, felt)
@@ -177,28 +184,33 @@ def _sized(changes: tuple[Array, Array], sizes: tuple[float, float]) -> Array:
     return np.asarray(sizes[0] ** 2 * changes[0] + sizes[1] ** 2 * changes[1])
 
 
-def fit_scales(space: SearchSpace, old: Sequence[Reading], rates: Rates, sd: float) -> dict[str, float]:
-    """Amplitudes of the old surface's parts (log units), by marginal likelihood with log-normal priors."""
+def fit_scales(space: SearchSpace, old: Sequence[Reading], rates: Rates, sd: float) -> dict[str, float] | None:
+    """Amplitudes of the old surface's parts (log units), by marginal likelihood with log-normal priors.
+
+    None where there are too few readings for that many: a knob that was hardly turned there would seem to do next to
+    nothing, and what it does on the new stack would then pass for a change.
+    """
     there = points(space, [one.configuration for one in old], rates, {})
     here = parts(space, there, there)
     if len(old) < 2 * len(here):
-        return {name: _START.get(name, _KNOB) for name in here}
+        return None
     y = np.array([one.score for one in old]) - there.tokens
     y, noise = y - y.mean(), sd**2 / np.array([float(one.launches) for one in old])
-    found = _most_likely(here, y, noise)
+    found = _most_likely(here, y, np.diag(noise))
     slow = _slow(_solved(_surface(here, found) + np.diag(noise), y))
     if slow.any():
         noise[slow] = np.maximum(noise[slow], _SLOW_SD**2)
-        found = _most_likely(here, y, noise)
+        found = _most_likely(here, y, np.diag(noise))
     return found
 
 
-def _most_likely(here: Parts, y: Array, noise: Array) -> dict[str, float]:
+def _most_likely(here: Parts, y: Array, others: Array) -> dict[str, float]:
+    """The amplitudes that make the scores likeliest, with `others` as the covariance of all else."""
     names, blocks = list(here), list(here.values())
     centre = np.log([_START.get(name, _KNOB) for name in names])
 
     def cost(x: Array) -> tuple[float, Array]:
-        found = _solved(_surface(here, dict(zip(names, np.exp(x), strict=True))) + np.diag(noise), y)
+        found = _solved(_surface(here, dict(zip(names, np.exp(x), strict=True))) + others, y)
         rise = np.outer(found.alpha, found.alpha) - found.inverse
         slopes = np.array([float((rise * part).sum()) for part in blocks]) * np.exp(2 * x)
         pull = (x - centre) / _WIDE

@@ -116,7 +116,7 @@ class Precision(PlanPart):
 
 class Finalists(PlanPart):
     count: int = Field(3, ge=1, description="Candidates launched afresh before a peak is declared.")
-    launches: int = Field(3, ge=1, description="Fresh launches of each.")
+    launches: int = Field(3, ge=1, description="Fresh launches of each; one more where one did not settle.")
 
 
 class Search(PlanPart):

@@ -13,7 +13,7 @@ from search_spaces.knob import Knob
 
 from .both_stacks import CHANGED, UNTRIED_K, BothStacks
 from .candidates import Candidate
-from .launch_noise import disagree, finalist_launches, launches_for_gap
+from .launch_noise import disagree, finalist_launches, launches_for_gap, mean_log
 from .peak import beats, declare_peak
 from .retune_view import Frame, Seen, Step, Verdict, one_knob_away
 from .shift import PeakShift, judge_shift
@@ -28,7 +28,7 @@ _LIKELY = 1.0  # sds of lead that recommend a configuration before it is shown
 def next_step(old: Seen, new: Seen, frame: Frame) -> Step | Verdict:
     """What to launch next, or the verdict: a pure function, so that a retune stopped anywhere goes on."""
     now = _Now(old, new, frame)
-    return now.anchor() or now.walk() or now.coverage() or now.search() or now.finals() or now.verdict()
+    return now.anchor() or now.walk() or now.coverage() or now.search() or now.finals() or now.then() or now.verdict()
 
 
 class _Now(BothStacks):
@@ -161,6 +161,21 @@ class _Now(BothStacks):
         pair, lower = (by[rival].fresh, by[self.peak].evidence), self.frame.target.lower_is_better
         return beats(*pair, self.noise, self.frame.delta, lower_is_better=lower).verdict == "better"
 
+    def then(self) -> Step | None:
+        """What is shown to be better now, once on the old engine too: it may only have been missed there."""
+        tried = {one.configuration for one in (*self.old.records, *self.old.in_turn)}
+        if not self.frame.alternate or self.best_shown is None or self.best_shown in tried:
+            return None
+        return Step(self.best_shown, "in_turn", "better now, and never launched on the old engine", "old")
+
+    @cached_property
+    def best_shown(self) -> Configuration | None:
+        """The best of what was launched afresh and is shown to beat the old peak; None where there is nothing."""
+        fresh = [one for one in self.new.field if len(one.fresh) >= 2 and not one.veto]
+        shown = [one for one in fresh if one.configuration != self.peak and self._shown(one.configuration)]
+        score = self.frame.target.score
+        return max(shown, key=lambda one: score(one.fresh)).configuration if shown and not self.lost else None
+
     # The verdict.
 
     @cached_property
@@ -210,15 +225,41 @@ class _Now(BothStacks):
         return self.best if self.here else None
 
     def _moved_or_missed(self, shift: PeakShift) -> PeakShift:
-        """A rival not measured on the old stack, its drafter was, is no proof of a move without a changed shape."""
+        """A rival not measured on the old stack is a move where it cannot run there, or where the shape changed."""
         if shift.verdict != "peak moved" or shift.rival is None or self.lost or shift.before is not None:
             return shift
-        new_here = shift.rival.drafter not in {one.drafter for one, _ in self.old.readings}
-        if new_here or self.model.log_likelihood_ratio > CHANGED:
+        if self._impossible_then(shift.rival):
+            return shift
+        if self.model.log_likelihood_ratio > CHANGED and self._within_reach_then(shift.rival):
             return shift
         launches = launches_for_gap(max(self.lead(shift.rival)[0], self.zone), math.sqrt(2) * self.noise.sd)
         text = f"{shift.rival.label()}, better now and never measured on the old engine, launched there"
         return shift.model_copy(update={"verdict": "cannot tell", "would_decide": text, "launches_to_decide": launches})
+
+    def _impossible_then(self, rival: Configuration) -> bool:
+        """Whether the old engine was asked for it, or for its drafter, and could not."""
+        drafters = {one.drafter for one, _ in self.old.readings}
+        tried = [one for one in (*self.old.records, *self.old.in_turn) if one.state in ("engine_failed", "refused")]
+        return any(
+            one.configuration == rival or (one.configuration.drafter == rival.drafter and rival.drafter not in drafters)
+            for one in tried
+        )
+
+    def _within_reach_then(self, rival: Configuration) -> bool:
+        """Whether the old study says something of each of its values: what it never turned may be no change."""
+        for knob in self.frame.space.knobs:
+            value = rival.values.get(knob.name)
+            if value is None or not knob.active(rival.values):
+                continue
+            seen = [
+                one.values[knob.name]
+                for one, _ in self.old.readings
+                if knob.name in one.values and (knob.name != "k" or one.drafter == rival.drafter)
+            ]
+            between = knob.ordered and bool(seen) and min(seen) <= value <= max(seen)  # type: ignore[operator]
+            if not between and value not in seen:
+                return False
+        return True
 
 
 def _all_fresh(one: Candidate) -> Candidate:
@@ -226,14 +267,19 @@ def _all_fresh(one: Candidate) -> Candidate:
 
 
 def restated(old: Seen, peak: Configuration) -> list[Candidate]:
-    """The old study as it would read today, by the old peak's launches in turn with the new stack's."""
+    """The old study as it would read today, by the old peak's launches in turn with the new stack's.
+
+    What else was launched in turn is there too, where the study does not have it.
+    """
     today = next((one for one in old.turns if one.configuration == peak), None)
     then = next((one for one in old.field if one.configuration == peak), None)
+    known = {one.configuration for one in old.field}
+    others = [_all_fresh(one) for one in old.turns if one.configuration not in known]
     if today is None or then is None:
-        return list(old.field)
+        return [*old.field, *others]
     now = _all_fresh(today)
-    drift = float(np.exp(np.log(now.fresh).mean() - np.log(then.evidence).mean()))
-    return [
+    drift = math.exp(mean_log(now.fresh) - mean_log(then.evidence))
+    return others + [
         now.model_copy(update={"error": then.error})
         if one.configuration == peak
         else one.model_copy(

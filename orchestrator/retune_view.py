@@ -85,9 +85,9 @@ THOROUGH = Effort(
 class Frame:
     """What a retune holds fixed.
 
-    `scales` are those of the old surface (`fit_scales`). `refuses`: whether arithmetic rules a configuration out
-    on the new stack. `streams`: the most requests ever in flight, None where no one knows. `alternate`: the old
-    engine can still be launched.
+    `scales` are those of the old surface (`fit_scales`), None where it is too little known. `refuses`: whether
+    arithmetic rules a configuration out on the new stack. `streams`: the most requests ever in flight, None where no
+    one knows. `alternate`: the old engine can still be launched.
     """
 
     space: SearchSpace
@@ -95,7 +95,7 @@ class Frame:
     target: Target
     delta: float
     launch_noise: float
-    scales: Mapping[str, float]
+    scales: Mapping[str, float] | None
     effort: Effort = FAST
     refuses: Callable[[Configuration], bool] = field(default=lambda _: False)
     streams: int | None = None

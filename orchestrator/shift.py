@@ -81,12 +81,19 @@ class PeakShift(Frozen):
             return "cannot tell where the best settings are now"
         if self.new_peak == self.old_peak:
             return "same peak; cannot tell whether it got faster or slower"
+        if self._missed:
+            return "other settings are better on both engines: the old study had missed them"
         return "other settings are better now; cannot tell whether the peak moved or was missed before"
+
+    @property
+    def _missed(self) -> bool:
+        """Whether the rival is shown to have been better before, too."""
+        return self.new_peak is not None and self.before is not None and self.before.verdict == "better"
 
     @property
     def decides(self) -> str:
         """What would tell, as a clause; empty where the verdict does."""
-        if self.verdict != "cannot tell" or not self.would_decide:
+        if self.verdict != "cannot tell" or not self.would_decide or self._missed:
             return ""
         count = self.launches_to_decide
         many = f"{count} launch{'es' * (count > 1)} a side of " if count else ""

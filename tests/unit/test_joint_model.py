@@ -129,12 +129,17 @@ def test_acceptance_past_the_last_launched_k_goes_on_to_fade() -> None:
     assert all(later < sooner for sooner, later in pairwise(rise))
 
 
-def test_too_little_to_fit_gives_amplitudes_that_suit_most_engines() -> None:
-    few = readings([at("none"), CENTRE], old)
-    assert fit_scales(SPACE, few, RATES, SD) == fit_scales(SPACE, [], RATES, SD)
-    fitted = fit_scales(SPACE, readings(STUDIED, old), RATES, SD)
-    assert fitted.keys() == fit_scales(SPACE, few, RATES, SD).keys()
-    assert all(value > 0 for value in fitted.values())
+def test_where_the_old_study_is_too_small_both_engines_say_what_a_knob_does() -> None:
+    def gaining(one: Configuration) -> float:
+        return old(one) + 0.35 * bool(one.values["enable_prefix_caching"])
+
+    def ratio(before: list[Configuration]) -> float:
+        few, now = readings(before, old), readings([CENTRE, at("mtp", 4, caching=True), at("none")], gaining, 1)
+        assert fit_scales(SPACE, few, RATES, SD) is None
+        return JointModel(SPACE, few, now, (RATES, {}), SD, None, CENTRE).log_likelihood_ratio
+
+    assert ratio([at("none"), CENTRE]) < 2, "caching was never turned there: what it brings now it may have brought"
+    assert ratio([at("none"), CENTRE, at("mtp", 4, caching=True)]) > 2, "it was, and brought nothing"
 
 
 def test_with_nothing_known_everything_is_as_likely_as_everything_else() -> None:

@@ -82,8 +82,14 @@ def test_a_rival_that_was_not_measured_before_can_move_the_peak() -> None:
 
 
 def test_a_rival_that_was_better_before_was_missed_not_moved() -> None:
-    old = stack(OLD | {4: 118.0})
-    found = judge_shift(old, stack(OLD | {4: 118.0}), DEPTHS[2], FAST, NOISE, 0.01)
+    found = judge_shift(stack(OLD | {4: 118.0}), stack(OLD | {4: 118.0}), DEPTHS[2], FAST, NOISE, 0.01)
+    assert (found.verdict, found.new_peak) == ("cannot tell", DEPTHS[4])
+    assert found.said == "other settings are better on both engines: the old study had missed them"
+    assert found.decides == ""
+
+
+def test_a_rival_that_may_have_been_better_before_cannot_be_told_from_one_that_moved() -> None:
+    found = judge_shift(stack(OLD | {4: 112.7}), stack(OLD | {4: 113.4}), DEPTHS[2], FAST, NOISE, 0.01)
     assert (found.verdict, found.new_peak) == ("cannot tell", DEPTHS[4])
     assert found.launches_to_decide is not None
     assert "on both stacks" in found.would_decide

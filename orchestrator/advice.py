@@ -64,17 +64,22 @@ def advise(
     known, here = then[before.configuration], now.get(before.configuration)
     best = now.get(peak.configuration) if peak else None
 
+    lower = target.lower_is_better
+
     def over(one: Candidate | None) -> Comparison | None:
         if one is None:
             return None
-        lower = target.lower_is_better
         return beats(one.evidence, known.evidence, shift.noise, shift.delta, lower_is_better=lower)
 
     kept, whole = over(here), over(best)
+    # What the old stack has too, if only its settings are changed, no upgrade brings.
+    there = then.get(best.configuration) if best and shift.missed else None
+    had, rival = over(there), there or known
+    engine = beats(best.evidence, rival.evidence, shift.noise, shift.delta, lower_is_better=lower) if best else None
     # One launch a side has nothing but the prior to say how far a second would lie from it.
-    twice = best is not None and min(len(known.evidence), len(best.evidence)) >= _LAUNCHES
+    twice = best is not None and min(len(rival.evidence), len(best.evidence)) >= _LAUNCHES
     told = before.confirmed and twice
-    found = regression(whole, most, lower_is_better=target.lower_is_better) if told else "cannot tell"
+    found = regression(engine, most, lower_is_better=lower) if told else "cannot tell"
     moved = peak is not None and peak.configuration != before.configuration
     change = changes(old, new, before.configuration, peak.configuration) if peak and moved else ()
     in_place = old.stack.items.get("vllm") == new.stack.items.get("vllm")
@@ -86,7 +91,7 @@ def advise(
         new_stack=f"{new.engine} {new.stack.key}",
         verdict=shift.verdict,
         peak=shift.said + shift.decides,
-        do=_do(found, kept, whole, moved=moved, in_place=in_place),
+        do=_do(found, kept, whole, had, engine, moved=moved, in_place=in_place),
         sure=_sure(before, known, whole, verdict, most),
         regression=found,
         most=most,
@@ -136,19 +141,22 @@ def _words(study: Study, one: Configuration) -> Mapping[str, str]:
 
 
 def _do(
-    found: Regression, kept: Comparison | None, whole: Comparison | None, *, moved: bool, in_place: bool
+    found: Regression, kept: Comparison | None, whole: Comparison | None, had: Comparison | None,
+    lost: Comparison | None, *, moved: bool, in_place: bool,
 ) -> str:  # fmt: skip
-    if whole is None:
+    """`had`: what the new settings bring on the old stack, where they were missed; `lost`: what `found` is of."""
+    if whole is None or lost is None:
         return "do not upgrade: nothing could be measured there"
     same = f"{_percent(kept)} at the old settings, measured on both stacks" if kept else "the old settings do not run"
+    best = f"{_percent(whole)} at the new peak" + (f", {_percent(had)} with it on the old stack" if had else "")
     if found == "shown":
         head = "go back to the old stack if you can" if in_place else "do not upgrade"
-        best = f"{_percent(whole)} at the new peak" if moved else "and nothing is shown to be better there"
-        return f"{head}: {same}, {best}"
+        head += ", change its serve command" if had else ""
+        return f"{head}: {same}, {best if moved else 'and nothing is shown to be better there'}"
     head = "" if in_place else "upgrade; " if found == "ruled out" else "upgrade if something else asks for it; "
-    doubt = "" if found == "ruled out" else f"; whether it got slower cannot be told ({_spread(whole)})"
+    doubt = "" if found == "ruled out" else f"; whether it got slower cannot be told ({_spread(lost)})"
     if moved:
-        return f"{head}change the serve command: {same}, {_percent(whole)} at the new peak{doubt}"
+        return f"{head}change the serve command: {same}, {best}{doubt}"
     return f"{head}keep the settings: {same}{doubt}"
 
 
@@ -164,7 +172,7 @@ def _spread(found: Comparison) -> str:
 
 def _sure(before: Peak, known: Candidate, whole: Comparison | None, verdict: Verdict, most: float) -> str:
     said = f"launches of one configuration differ by {verdict.shift.noise.sd:.1%} (standard deviation)"
-    if whole is not None:
+    if whole is not None and not verdict.shift.missed:
         counts = f"95 %, as every interval here; the limit is a loss of {most:.0%}"
         said = f"best there over the old peak {_spread(whole)} ({counts}); {said}"
     turns = len(known.evidence)

@@ -16,7 +16,7 @@ from trackers.records import TrialRecord
 from .candidates import noise_of
 from .joint_model import Forecast, JointModel, Reading
 from .launch_noise import LaunchNoise
-from .refusal import known_failure
+from .refusal import NO_DRAFTER, known_failure
 from .retune_view import Frame, Seen
 
 __all__ = ["CHANGED", "UNTRIED_K", "BothStacks"]
@@ -25,7 +25,6 @@ CHANGED = 2.0
 """Log likelihood ratio from which the shape counts as changed."""
 UNTRIED_K = 4
 """Place on its grid of a new drafter's first k."""
-_NO_DRAFTER = ("unsupported_drafter", "unknown_drafter")
 _DOUBTED = 0.7  # chance to start of what failed on the old stack
 
 
@@ -94,7 +93,7 @@ class BothStacks:
         unsupported = {
             one.configuration.drafter
             for one in self.new.failed
-            if one.failure is not None and one.failure.cause in _NO_DRAFTER
+            if one.failure is not None and one.failure.cause in NO_DRAFTER
         }
         return (
             configuration.drafter in unsupported

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from search_spaces.configuration import Configuration
@@ -14,6 +15,7 @@ from .errors import PlanError
 from .library import Shelf, glances, plan_names, whole
 from .peak import Comparison, Peak, beats
 from .plan import TuningPlan
+from .refusal import could_not_run
 from .shift import PeakShift, judge_shift
 from .stability import StabilityRule
 
@@ -153,6 +155,15 @@ def compare(old: Shelf, new: Shelf, plan: TuningPlan | None = None) -> Compared:
     other = {name for name in traffic[0] if traffic[0][name] != traffic[1].get(name)}
     notes = [f"{name} is not the same traffic on both sides: left out" for name in sorted(other)]
     told = {name: peak for name, peak in before.items() if not other & set(peak.target.workloads)}
+    moves = [_target(peak, after.get(name), old, new, lens_of(plan, peak)) for name, peak in told.items()]
+    if new.closed and old.opened.plan == new.opened.plan:
+        # A retune's model of both engines knows more than the launches that are compared here.
+        said = [(move, new.closed.facts.get(f"shift.{move.target.name}")) for move in moves]
+        notes += [
+            f"{move.target.name}: the verdict when the peak was looked for was {verdict!r}"
+            for move, verdict in said
+            if verdict and verdict != move.shift.verdict
+        ]
     return Compared(
         old=_name(old),
         new=_name(new),
@@ -161,14 +172,16 @@ def compare(old: Shelf, new: Shelf, plan: TuningPlan | None = None) -> Compared:
         model=new.opened.model,
         machine=new.opened.machine,
         moved=old.opened.fingerprint.diff(new.opened.fingerprint),
-        targets=tuple(_target(peak, after.get(name), old, new, lens_of(plan, peak)) for name, peak in told.items()),
+        targets=tuple(moves),
         notes=tuple(notes),
     )
 
 
 def _target(peak: Peak, after: Peak | None, old: Shelf, new: Shelf, lens: Lens) -> TargetMove:
     target, then = peak.target, peak.configuration
-    sides = [whole(shelf.opened.plan, _telling(shelf.records, target)) for shelf in (old, new)]
+    kept = _telling(old.records, target) | _telling(new.records, target)
+    telling = [[record for record in shelf.records if record.configuration in kept] for shelf in (old, new)]
+    sides = [whole(shelf.opened.plan, records) for shelf, records in zip((old, new), telling, strict=True)]
     fields = [{c.configuration: c for c in candidates(side, target, lens.rule)} for side in sides]
     noise = noise_of([c for field in fields for c in field.values()], lens.prior)
 
@@ -195,7 +208,15 @@ def _target(peak: Peak, after: Peak | None, old: Shelf, new: Shelf, lens: Lens) 
     shown.setdefault(today, "incumbent")
     return TargetMove(
         target=target,
-        shift=judge_shift([*fields[0].values()], [*fields[1].values()], then, target, noise, lens.delta),
+        shift=judge_shift(
+            [*fields[0].values()],
+            [*fields[1].values()],
+            then,
+            target,
+            noise,
+            lens.delta,
+            no_better_then=partial(could_not_run, old.records),
+        ),
         steps=tuple(step(name, c) for c, name in shown.items()),
         gain=over(fields[1].get(after.configuration), fields[1].get(then))
         if after and after.configuration != then
@@ -204,10 +225,10 @@ def _target(peak: Peak, after: Peak | None, old: Shelf, new: Shelf, lens: Lens) 
     )
 
 
-def _telling(records: Sequence[TrialRecord], target: Target) -> list[TrialRecord]:
-    """All of a study's trials; of very many those launched for a reason, and the best of the search."""
+def _telling(records: Sequence[TrialRecord], target: Target) -> set[Configuration]:
+    """All configurations of a study; of very many trials those launched for a reason, and the best of the search."""
     if len(records) <= _MOST:
-        return list(records)
+        return {record.configuration for record in records}
     sign = 1 if target.lower_is_better else -1
     keys = [f"{name}/{target.metric}" for name in target.workloads]
 
@@ -216,8 +237,7 @@ def _telling(records: Sequence[TrialRecord], target: Target) -> list[TrialRecord
 
     whole = [r for r in records if r.state == "measured" and all(key in r.estimates for key in keys)]
     best = sorted((r for r in whole if r.role == "search"), key=score)[:_MOST]
-    kept = {r.configuration for r in [*best, *(r for r in records if r.role != "search")]}
-    return [r for r in records if r.configuration in kept]
+    return {r.configuration for r in [*best, *(r for r in records if r.role != "search")]}
 
 
 def _stayed(

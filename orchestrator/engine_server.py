@@ -108,7 +108,8 @@ class EngineServer:
         scratch = str(Path(tempfile.gettempdir(), f"repeak-{secrets.token_hex(6)}"))
         self._scratch = "" if self._remove or len(scratch) > SOCKETS_AT_MOST else scratch
         if self._scratch:
-            self.env = {"TMPDIR": self._scratch, "VLLM_RPC_BASE_PATH": self._scratch, **self.env}
+            own = {name: text for name, text in self.env.items() if name != "TMPDIR" or text != os.environ.get(name)}
+            self.env = {"TMPDIR": self._scratch, "VLLM_RPC_BASE_PATH": self._scratch, **own}
         self._watched: WatchedProcess | None = None
         self._failure: Failure | None = None
         self._stopped: Stopped | None = None

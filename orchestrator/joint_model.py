@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -86,8 +86,8 @@ class JointModel:
         rates: Acceptance on the old and on the new stack: tokens a pass are taken out of the scores, so that
             what is left along k is smooth.
         sd: Launch noise, log units.
-        scales: From `fit_scales`; without them they are those that both stacks' scores make likely, as long as
-            the engine is not thought to have changed the shape.
+        scales: From `fit_scales`; without them those of knobs are what both stacks' scores make likely, as long as the
+            engine is not thought to have changed the shape.
         centre: What the effects of knobs are counted from: the old peak.
     """
 
@@ -109,7 +109,7 @@ class JointModel:
         y, noise = y - self._level, sd**2 / np.array([float(one.launches) for one in (*old, *new)])
         here = parts(space, self._points, self._points)
         self._new = np.arange(len(y)) >= len(old)
-        self._scales = scales or _most_likely(here, y, np.diag(noise) + self._shift)
+        self._scales = scales or _most_likely(here, y, np.diag(noise) + self._shift, usual=_START)
         k = _surface(here, self._scales)[: len(old), : len(old)] + np.diag(noise[: len(old)])
         self._alone = _solved(k, y[: len(old)]).alpha
         self._knobs = [name for name in self._points.knobs if name in here]
@@ -204,8 +204,11 @@ def fit_scales(space: SearchSpace, old: Sequence[Reading], rates: Rates, sd: flo
     return found
 
 
-def _most_likely(here: Parts, y: Array, others: Array) -> dict[str, float]:
-    """The amplitudes that make the scores likeliest, with `others` as the covariance of all else."""
+def _most_likely(here: Parts, y: Array, others: Array, usual: Iterable[str] = ()) -> dict[str, float]:
+    """The amplitudes that make the scores likeliest, with `others` as the covariance of all else.
+
+    Those named `usual` are left as they usually are: what drafters do is known better than what a knob may.
+    """
     names, blocks = list(here), list(here.values())
     centre = np.log([_START.get(name, _KNOB) for name in names])
 
@@ -216,7 +219,7 @@ def _most_likely(here: Parts, y: Array, others: Array) -> dict[str, float]:
         pull = (x - centre) / _WIDE
         return 0.5 * float(pull @ pull) - found.evidence, pull / _WIDE - slopes
 
-    bounds = [(c - 3, c + 3) for c in centre]
+    bounds = [(c, c) if name in usual else (c - 3, c + 3) for name, c in zip(names, centre, strict=True)]
     best = optimize.minimize(cost, centre, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
     return dict(zip(names, np.exp(best.x).tolist(), strict=True))
 

@@ -67,7 +67,7 @@ def refind(
                 break
             verdicts.append(verdict)
             _say_likelier(verdict, target, bench)
-            then, now = _both(old, new, target, bench, alternate=in_turn)
+            then, now = _both(old, new, target, bench)
             fields, most = (restated(then, peak), now.field), bench.plan.upgrades.regression
             advice.append(advise(old, new, before[target.name], verdict, fields, most))
         at = {} if ended else {one.peak.target.name: one.peak for one in verdicts if one.peak}
@@ -118,11 +118,11 @@ def _recorded(found: dict[str, Peak], closed: StudyClosed | None) -> dict[str, P
     return recorded
 
 
-def _both(old: Study, new: Study, target: Target, bench: Bench, *, alternate: bool) -> tuple[Seen, Seen]:
-    """The records of both; where they take turns, the old engine's since this retune began."""
+def _both(old: Study, new: Study, target: Target, bench: Bench) -> tuple[Seen, Seen]:
+    """The records of both; what the old engine ran in turn counts since this retune began."""
     rule = bench.plan.precision.rule()
     now = seen(bench.memory.of(new.key), target, rule)
-    begun = now.retune[0].started_at if alternate and now.retune else math.inf
+    begun = now.retune[0].started_at if now.retune else math.inf
     return seen(bench.memory.of(old.key), target, rule, turns_from=begun), now
 
 
@@ -137,7 +137,7 @@ def _refind_one(
     alternate: bool,
 ) -> Verdict | str:
     """Launch what the planner asks for until it has a verdict; why it stopped where the budget ended first."""
-    plan, past = bench.plan, _both(old, new, target, bench, alternate=False)[0]
+    plan, past = bench.plan, _both(old, new, target, bench)[0]
     readings = [Reading(c, target.score(values), len(values)) for c, values in past.readings]
     frame = Frame(
         space=new.space,
@@ -150,12 +150,16 @@ def _refind_one(
         refuses=lambda one: refuse(new, one, bench.memory.of(new.key)) is not None,
         streams=_streams(target, bench),
         alternate=alternate,
+        known_then=old.space.contains,
     )
     while True:
-        step = next_step(*_both(old, new, target, bench, alternate=alternate), frame)
+        step = next_step(*_both(old, new, target, bench), frame)
         if isinstance(step, Verdict):
             return step
         if not bench.budget.take():
+            if step.stack == "old":
+                frame = replace(frame, alternate=False)  # a verdict may stand without it
+                continue
             return f"{bench.budget.spent()} before the verdict"
         bench.progress.line(f"{target.name}: {step.reason}")
         try:

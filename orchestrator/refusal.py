@@ -15,7 +15,7 @@ from trackers.records import Failure, TrialRecord
 if TYPE_CHECKING:
     from .study import Study
 
-__all__ = ["gamble", "known_failure", "refuse"]
+__all__ = ["NO_DRAFTER", "could_not_run", "gamble", "known_failure", "refuse"]
 
 _DEVICE = frozenset({"device", "kv", "activation"})
 # Which memory a cause ran out of. What the device holds is one pool: a configuration that asks for no less of any
@@ -27,6 +27,8 @@ _RESOURCE: dict[str, frozenset[str]] = {
     "out_of_memory_host": frozenset({"host"}),
 }
 _GAMBLE = 8
+NO_DRAFTER = ("unsupported_drafter", "unknown_drafter")
+"""Causes of failure that are a drafter's, whatever else was chosen beside it."""
 
 
 def refuse(study: Study, configuration: Configuration, records: Sequence[TrialRecord]) -> Failure | None:
@@ -37,6 +39,11 @@ def refuse(study: Study, configuration: Configuration, records: Sequence[TrialRe
         configuration: What would be launched.
         records: The study's own records: a stack that moved has another study, so its verdicts are open again.
     """
+    knobs = {knob.name for knob in study.space.knobs}
+    if foreign := [name for name in configuration.values if "." not in name and name not in knobs]:
+        # Found on another engine version: this one's space leaves out what it lacks.
+        message = f"{study.engine} has no {', '.join(foreign)} in this plan"
+        return Failure(cause="unknown_flag", kind="infeasible", message=message)
     found = infeasible(
         configuration,
         serve=study.pad.serve,
@@ -63,6 +70,21 @@ def known_failure(configuration: Configuration, space: SearchSpace, records: Seq
                 update={"message": f"needs no less memory than trial #{record.number}: {failure.message}"}
             )
     return None
+
+
+def could_not_run(records: Sequence[TrialRecord], one: Configuration) -> bool:
+    """Whether the stack of these records was asked for a configuration and could not run it, or not its drafter."""
+    ran = {record.configuration.drafter for record in records if record.state == "measured"}
+    for record in records:
+        failure, cause = record.failure, record.reason.partition(":")[0]
+        if record.state == "engine_failed" and failure is not None and failure.kind == "infeasible":
+            cause = failure.cause
+        elif record.state != "refused":
+            continue
+        of_drafter = record.configuration.drafter == one.drafter and one.drafter not in ran
+        if record.configuration == one or (of_drafter and cause in NO_DRAFTER):
+            return True
+    return False
 
 
 def gamble(configuration: Configuration, space: SearchSpace, records: Sequence[TrialRecord]) -> bool:

@@ -13,10 +13,11 @@ from search_spaces.knob import Knob
 
 from .both_stacks import CHANGED, UNTRIED_K, BothStacks
 from .candidates import Candidate
-from .launch_noise import disagree, finalist_launches, launches_for_gap, mean_log
+from .launch_noise import disagree, finalist_launches, mean_log
 from .peak import beats, declare_peak
+from .refusal import could_not_run
 from .retune_view import Frame, Seen, Step, Verdict, one_knob_away
-from .shift import PeakShift, judge_shift
+from .shift import judge_shift
 
 __all__ = ["next_step", "restated"]
 
@@ -163,10 +164,15 @@ class _Now(BothStacks):
 
     def then(self) -> Step | None:
         """What is shown to be better now, once on the old engine too: it may only have been missed there."""
-        tried = {one.configuration for one in (*self.old.records, *self.old.in_turn)}
-        if not self.frame.alternate or self.best_shown is None or self.best_shown in tried:
+        rival, turns = self.best_shown, [one.configuration for one in self.old.in_turn]
+        if not self.frame.alternate or rival is None or not self.frame.known_then(rival):
             return None
-        return Step(self.best_shown, "in_turn", "better now, and never launched on the old engine", "old")
+        if rival not in (*turns, *(one.configuration for one in self.old.records)):
+            return Step(rival, "in_turn", "better now, and never launched on the old engine", "old")
+        told = any(one.configuration == rival for one in self.old.turns)
+        if told and self.peak not in turns[turns.index(rival) :]:
+            return Step(self.peak, "in_turn", "the old peak beside it, as the host may have drifted since", "old")
+        return None
 
     @cached_property
     def best_shown(self) -> Configuration | None:
@@ -196,15 +202,14 @@ class _Now(BothStacks):
             log_likelihood_ratio=self.model.log_likelihood_ratio if self.here else None,
             expected_gain=self._gain_left(),
             worth=frame.effort.gain_final,
+            no_better_then=self._no_better_then,
         )
         incumbent = None if self.lost else self.peak
         defaults = frame.space.defaults.values
         peak = declare_peak(self.judged, frame.target, self.noise, frame.delta, incumbent=incumbent, defaults=defaults)
         recommended = self._recommended()
         known = recommended is not None and recommended != self.peak and self.peak in self.here
-        return Verdict(
-            self._moved_or_missed(shift), peak, recommended, self.lead(recommended) if known and recommended else None
-        )
+        return Verdict(shift, peak, recommended, self.lead(recommended) if known and recommended else None)
 
     def _gain_left(self) -> float | None:
         """What is still to be gained over the old peak, by what was measured or by what was not."""
@@ -224,26 +229,11 @@ class _Now(BothStacks):
             return self.peak
         return self.best if self.here else None
 
-    def _moved_or_missed(self, shift: PeakShift) -> PeakShift:
-        """A rival not measured on the old stack is a move where it cannot run there, or where the shape changed."""
-        if shift.verdict != "peak moved" or shift.rival is None or self.lost or shift.before is not None:
-            return shift
-        if self._impossible_then(shift.rival):
-            return shift
-        if self.model.log_likelihood_ratio > CHANGED and self._within_reach_then(shift.rival):
-            return shift
-        launches = launches_for_gap(max(self.lead(shift.rival)[0], self.zone), math.sqrt(2) * self.noise.sd)
-        text = f"{shift.rival.label()}, better now and never measured on the old engine, launched there"
-        return shift.model_copy(update={"verdict": "cannot tell", "would_decide": text, "launches_to_decide": launches})
-
-    def _impossible_then(self, rival: Configuration) -> bool:
-        """Whether the old engine was asked for it, or for its drafter, and could not."""
-        drafters = {one.drafter for one, _ in self.old.readings}
-        tried = [one for one in (*self.old.records, *self.old.in_turn) if one.state in ("engine_failed", "refused")]
-        return any(
-            one.configuration == rival or (one.configuration.drafter == rival.drafter and rival.drafter not in drafters)
-            for one in tried
-        )
+    def _no_better_then(self, rival: Configuration) -> bool:
+        """Of a rival that the old stack did not measure: it cannot run there, or the shape changed within its reach."""
+        if could_not_run((*self.old.records, *self.old.in_turn), rival):
+            return True
+        return self.model.log_likelihood_ratio > CHANGED and self._within_reach_then(rival)
 
     def _within_reach_then(self, rival: Configuration) -> bool:
         """Whether the old study says something of each of its values: what it never turned may be no change."""
@@ -273,10 +263,10 @@ def restated(old: Seen, peak: Configuration) -> list[Candidate]:
     """
     today = next((one for one in old.turns if one.configuration == peak), None)
     then = next((one for one in old.field if one.configuration == peak), None)
+    if today is None or then is None:
+        return list(old.field)
     known = {one.configuration for one in old.field}
     others = [_all_fresh(one) for one in old.turns if one.configuration not in known]
-    if today is None or then is None:
-        return [*old.field, *others]
     now = _all_fresh(today)
     drift = math.exp(mean_log(now.fresh) - mean_log(then.evidence))
     return others + [

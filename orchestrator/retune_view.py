@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from search_spaces.configuration import Configuration
+from search_spaces.configuration import Configuration, Scalar
 from search_spaces.space import SearchSpace
 from trackers.records import Role, TrialRecord
 
@@ -87,7 +87,7 @@ class Frame:
 
     `scales` are those of the old surface (`fit_scales`), None where it is too little known. `refuses`: whether
     arithmetic rules a configuration out on the new stack. `streams`: the most requests ever in flight, None where no
-    one knows. `alternate`: the old engine can still be launched.
+    one knows. `alternate`: the old engine can still be launched; `known_then`: it has all that a configuration sets.
     """
 
     space: SearchSpace
@@ -100,6 +100,7 @@ class Frame:
     refuses: Callable[[Configuration], bool] = field(default=lambda _: False)
     streams: int | None = None
     alternate: bool = False
+    known_then: Callable[[Configuration], bool] = field(default=lambda _: True)
     memo: dict[str, tuple[Configuration, ...]] = field(default_factory=dict)
 
     @cached_property
@@ -225,8 +226,7 @@ def drafting(space: SearchSpace, base: Configuration) -> Iterator[Configuration]
     for drafter in next(knob for knob in space.knobs if knob.name == "drafter").grid():
         depth = [k for k in space.knobs if k.name == "k" and k.active({"drafter": drafter})]
         for k in depth[0].grid() if depth else (0,):
-            one = space.complete({**base.values, "drafter": drafter, "k": k})
-            if space.contains(one):
+            if one := _changed(space, base, {"drafter": drafter, "k": k}):
                 yield one
 
 
@@ -235,7 +235,19 @@ def one_knob_away(space: SearchSpace, base: Configuration, *, far: bool = False)
     yield from drafting(space, base)
     for knob in space.knobs:
         if knob.name not in ("drafter", "k") and knob.active(base.values):
-            for value in knob.grid() if far else knob.near(base.values[knob.name]):
-                one = space.complete({**base.values, knob.name: value})
-                if space.contains(one):
+            for value in knob.grid() if far else knob.near(base.values.get(knob.name, knob.first)):
+                if one := _changed(space, base, {knob.name: value}):
                     yield one
+
+
+def _changed(space: SearchSpace, base: Configuration, changes: Mapping[str, Scalar]) -> Configuration | None:
+    """The base with other values; None where the space has no such configuration.
+
+    A knob that the base has not, as its engine lacked it, stays out unless it is what is changed: else all would
+    differ from the base in it.
+    """
+    one = space.complete({**base.values, **changes})
+    if not space.contains(one):
+        return None
+    new = {knob.name for knob in space.knobs if knob.active(base.values)} - base.values.keys() - changes.keys()
+    return Configuration(values={name: value for name, value in one.values.items() if name not in new})

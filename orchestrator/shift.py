@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from search_spaces.configuration import Configuration
 from trackers.records import Frozen
 
 from .candidates import Candidate, Target
-from .launch_noise import LaunchNoise, launches_for_gap
+from .launch_noise import LaunchNoise, disagree, launches_for_gap
 from .peak import Comparison, beats
 
 __all__ = ["PeakShift", "ShiftVerdict", "Speed", "judge_shift"]
@@ -81,19 +81,20 @@ class PeakShift(Frozen):
             return "cannot tell where the best settings are now"
         if self.new_peak == self.old_peak:
             return "same peak; cannot tell whether it got faster or slower"
-        if self._missed:
+        if self.missed:
             return "other settings are better on both engines: the old study had missed them"
         return "other settings are better now; cannot tell whether the peak moved or was missed before"
 
     @property
-    def _missed(self) -> bool:
-        """Whether the rival is shown to have been better before, too."""
-        return self.new_peak is not None and self.before is not None and self.before.verdict == "better"
+    def missed(self) -> bool:
+        """Whether the new peak is shown to have been better before, too."""
+        other = self.new_peak not in (None, self.old_peak)
+        return other and self.before is not None and self.before.verdict == "better"
 
     @property
     def decides(self) -> str:
         """What would tell, as a clause; empty where the verdict does."""
-        if self.verdict != "cannot tell" or not self.would_decide or self._missed:
+        if self.verdict != "cannot tell" or not self.would_decide or self.missed:
             return ""
         count = self.launches_to_decide
         many = f"{count} launch{'es' * (count > 1)} a side of " if count else ""
@@ -109,6 +110,7 @@ class _Stacks:
     target: Target
     noise: LaunchNoise
     delta: float
+    no_better_then: Callable[[Configuration], bool]
 
     @property
     def zone(self) -> float:
@@ -159,13 +161,14 @@ def judge_shift(
     log_likelihood_ratio: float | None = None,
     expected_gain: float | None = None,
     worth: float = _GAIN_LEFT,
+    no_better_then: Callable[[Configuration], bool] = lambda _: False,
 ) -> PeakShift:
     """Judge what moved from the old stack to the new.
 
     `peak moved`: a rival with two fresh launches beats the old peak on the new stack, by more than `delta`
-    and beyond what choosing among the rivals explains; and it gained on the old peak, where the old stack
-    has both (else the old study may have missed it: `cannot tell`, with a `new_peak`). `same peak`:
-    nothing measured or predicted has an expected gain over it that is worth a launch.
+    and beyond what choosing among the rivals explains; and it gained on the old peak, which takes both on the old
+    stack, or `no_better_then` (else the old study may have missed it: `cannot tell`, with a `new_peak`). `same
+    peak`: nothing measured or predicted has an expected gain over it that is worth a launch.
 
     Args:
         old: The old stack's candidates; those that `new` holds too are compared across.
@@ -179,9 +182,10 @@ def judge_shift(
         expected_gain: The largest over the old peak by that model, measured or not, log units; without one it
             is read from the launches of each rival.
         worth: Indifference zones of expected gain that are worth a launch.
+        no_better_then: Whether a rival that the old stack did not measure is known to have been no better there.
     """
     before, after = ({c.configuration: c for c in side if not c.veto} for side in (old, new))
-    stacks = _Stacks(before, after, target, noise, delta)
+    stacks = _Stacks(before, after, target, noise, delta, no_better_then)
     speed = _speed(stacks, old_peak)
     shape, evidence = _shape(stacks, log_likelihood_ratio)
     found = _gone(stacks, old_peak, impossible) if impossible else _peak(stacks, old_peak, expected_gain, worth)
@@ -286,13 +290,23 @@ def _peak(stacks: _Stacks, old_peak: Configuration, expected_gain: float | None,
 def _moved_or_missed(stacks: _Stacks, best: Candidate, anchor: Candidate, found: Comparison) -> _Finding:
     """A rival that was no worse on the old stack was missed there: to have moved it must have gained."""
     pair = stacks.before.get(best.configuration), stacks.before.get(anchor.configuration)
+    (now, now_se), rival = stacks.gap(best, anchor), best.configuration
+    if pair[0] is None and not stacks.no_better_then(rival):
+        launches = launches_for_gap(max(now, stacks.zone), math.sqrt(2) * stacks.noise.sd)
+        text = f"{rival.label()}, better now and never measured on the old engine, launched there"
+        return _Finding("missed", rival, found, launches, text)
     if pair[0] and pair[1]:
-        (then, then_se), (now, now_se) = stacks.gap(pair[0], pair[1]), stacks.gap(best, anchor)
-        if now - then < stacks.noise.t() * math.hypot(then_se, now_se):
+        then, then_se = stacks.gap(pair[0], pair[1])
+        before, unsteady = stacks.compare(pair[0], pair[1]), disagree(pair[1].evidence, stacks.noise.sd)
+        if (
+            (before and before.verdict == "better")
+            or unsteady
+            or now - then < stacks.noise.t() * math.hypot(then_se, now_se)
+        ):
             launches = launches_for_gap(max(abs(now - then), stacks.zone), math.sqrt(2) * stacks.noise.sd)
-            text = f"{best.configuration.label()}, better now, and {anchor.configuration.label()} on both stacks"
-            return _Finding("missed", best.configuration, found, launches, text)
-    return _Finding("moved", best.configuration, found)
+            text = f"{rival.label()}, better now, and {anchor.configuration.label()} on both stacks"
+            return _Finding("missed", rival, found, launches, text)
+    return _Finding("moved", rival, found)
 
 
 def _what_decides(found: _Finding, speed: Speed, old_peak: Configuration) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from .memory import Memory
 from .objective import targets
 from .peak import Peak, contenders, declare_peak, finalist_order
 from .plan import TuningPlan
+from .refusal import could_not_run
 from .shift import PeakShift, judge_shift
 from .study import Bench, Study, attempt, search, search_trials
 
@@ -272,4 +273,5 @@ def _shift(
     before = _field(memory.of(old.key), target, plan)
     after = _field(memory.of(new.key), target, plan)
     noise = noise_of([*before, *after], plan.precision.launch_noise)
-    return judge_shift(before, after, peak.configuration, target, noise, plan.precision.zone)
+    told = partial(could_not_run, memory.of(old.key))
+    return judge_shift(before, after, peak.configuration, target, noise, plan.precision.zone, no_better_then=told)

@@ -41,7 +41,7 @@ TrialState = Literal[
 AGAIN: frozenset[TrialState] = frozenset({"interrupted", "lost", "client_bound"})
 """States that say nothing of their configuration: it is measured again."""
 Role = Literal["incumbent", "search", "finalist", "anchor", "in_turn", "probe", "attribute", "reproduce", "imported"]
-"""`in_turn`: an old peak, launched in turn with another stack on its day; it says how the machine is, not its study."""
+"""`in_turn`: launched in turn with another stack on its day: what it says is of the two, not of its own study."""
 Ending = Literal["stable", "noisy", "drifting", "bimodal", "capped", "failed"]
 FailureKind = Literal["infeasible", "environment", "transient"]
 

@@ -136,6 +136,30 @@ def test_where_the_peak_moved_it_says_what_to_change_in_the_serve_command() -> N
     assert (was["num_speculative_tokens"], now["num_speculative_tokens"]) == (2, 4)
 
 
+@pytest.mark.parametrize(
+    ("engine", "launches", "head"),
+    [
+        (1.05, 2, "upgrade; "),
+        (0.85, 2, "do not upgrade, change its serve command: "),
+        (0.85, 1, "upgrade if something"),
+    ],
+)
+def test_settings_that_the_old_engine_has_too_are_not_the_upgrade_s(engine: float, launches: int, head: str) -> None:
+    old = [Candidate(configuration=one(2), fresh=(100.0, 100.5, 99.5))]
+    peak, noise = declare_peak(old, TARGET, noise_of(old, PRIOR), DELTA), noise_of(old, PRIOR)
+    assert peak is not None
+    old += [Candidate(configuration=one(4), fresh=(125.0,) * launches)]
+    new = [Candidate(configuration=one(k), fresh=(v * engine,) * 3) for k, v in ((2, 100.0), (4, 125.0))]
+    found = Verdict(
+        judge_shift(old, new, one(2), TARGET, noise, DELTA),
+        declare_peak(new, TARGET, noise, DELTA, incumbent=one(2)),
+    )
+    advice = advise(study(two.OLD), study(two.NEW), peak, found, (old, new), MOST)
+    assert found.shift.missed
+    assert advice.do.startswith(head)
+    assert "+25 % (" in advice.do.partition("at the new peak, ")[2], "with it on the old stack"
+
+
 def test_where_nothing_moved_the_settings_are_kept() -> None:
     assert told(HILL, HILL, 3).do.startswith(
         ("upgrade; keep the settings", "upgrade if something else asks for it; keep")

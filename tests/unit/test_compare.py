@@ -42,6 +42,16 @@ def test_it_tells_the_stack_the_old_settings_the_gain_and_what_stayed(home: Path
     assert stayed["prefill_tok_s", True] == "unchanged"
 
 
+def test_a_verdict_that_a_retune_gave_of_the_same_records_is_told_beside_it(home: Path) -> None:
+    two.write(home)
+    old, new = find_studies(OLD, NEW)
+    assert new.closed is not None
+    closed = new.closed.model_copy(update={"facts": {"shift.generate": "cannot tell"}})
+    (note,) = compare(old, new.model_copy(update={"closed": closed}), kept_plan("plan")).notes
+    assert note == "generate: the verdict when the peak was looked for was 'cannot tell'"
+    assert compare(old, new, kept_plan("plan")).notes == ()
+
+
 def test_a_declared_null_that_moved_is_a_failed_control(home: Path) -> None:
     two.write(home)
     old, new = find_studies(OLD, NEW)

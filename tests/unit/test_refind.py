@@ -33,7 +33,7 @@ class Machine:
     """Two engines that are surfaces, and one journal; `bench` stands for one run on it."""
 
     def __init__(self, folder: Path, slot: SurfaceSlot) -> None:
-        self.slot, self.said, self._folder = slot, list[str](), folder
+        self.slot, self.said, self._folder, self.plan = slot, list[str](), folder, TUNED
         self.journal = Journal(folder)
         self.memory = Memory(self.journal, None, self.said.append)
 
@@ -43,7 +43,7 @@ class Machine:
             launches=None if more is None else used + more, time_s=None, before=self.memory.all(), clock=clock
         )
         return Bench(
-            plan=TUNED,
+            plan=self.plan,
             slots=OneSlot(self.slot),
             memory=self.memory,
             budget=budget,
@@ -97,6 +97,46 @@ def test_a_peak_of_another_model_is_not_looked_for(studies: list[Study], machine
     other = replace(studies[1], stack=studies[1].stack.model_copy(update={"items": items}))
     with pytest.raises(PlanError, match="org/another"):
         refind(FAST, alternate=True)([studies[0], other], machine("null").bench())
+
+
+def test_a_knob_that_only_the_new_engine_has_is_no_obstacle(tmp_path: Path, machine: Callable[[str], Machine]) -> None:
+    new_here = {"env": "VLLM_NEW", "choices": [0, 1], "default": 0, "says": "New.", "since": "0.27.0"}
+    here = machine("null")
+    here.plan = TuningPlan.model_validate(
+        PLAN | {"search": {"launches": 12}, "space": {**PLAN["space"], "new_here": new_here}}
+    )
+    pair = studies_of(here.plan, tmp_path / "logs")
+    run_studies(pair[:1], here.bench())
+    (shift,) = refound(here, pair, alternate=True).shifts
+    assert "new_here" not in shift.old_peak.values
+    tried = [one.configuration for one in here.memory.of(pair[1].key) if one.role not in ("anchor", "in_turn")]
+    assert len({one.label({"new_here": 0}) for one in tried}) == len({one.label() for one in tried}), "nothing twice"
+
+
+def test_what_the_old_engine_ran_in_turn_counts_when_it_is_here_no_more(
+    studies: list[Study], machine: Callable[[str], Machine]
+) -> None:
+    for move in ("k_shift", "drafter_flip", "null"):
+        here = machine(move)
+        run_studies(studies[:1], here.bench())
+        whole, before = refound(here, studies, alternate=True), here.slot.launches
+        assert refound(here, studies, alternate=False).shifts == whole.shifts
+        assert here.slot.launches == before
+
+
+def test_a_budget_that_ends_before_the_old_engine_s_turn_still_gives_a_verdict(
+    studies: list[Study], machine: Callable[[str], Machine]
+) -> None:
+    here, again = machine("mtp_regress"), machine("mtp_regress")
+    for one in (here, again):
+        run_studies(studies[:1], one.bench())
+    begun = here.slot.launches
+    (whole,) = refound(here, studies, alternate=True).shifts
+    last = [one.configuration for one in here.memory.of(studies[0].key) if one.role == "in_turn"][-2:]
+    assert last == [whole.new_peak, whole.old_peak], "never launched there before, and the old peak beside it"
+    (short,) = refound(again, studies, here.slot.launches - begun - 2, alternate=True).shifts
+    assert short.new_peak == whole.new_peak
+    assert short.before is None
 
 
 def test_an_old_engine_with_nothing_measured_leaves_a_cold_search_and_that_is_said(

@@ -17,7 +17,7 @@ from orchestrator.objective import targets
 from orchestrator.plan import TuningPlan
 from orchestrator.retune import next_step
 from orchestrator.retune_view import Frame, Step, Verdict, seen
-from trackers.records import TrialRecord
+from trackers.records import Measurement, TrialRecord
 
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
 ELSEWHERE = {"model": {"id": "org/model"}, "engines": ["vllm==0.20.2", "vllm==0.26.0"]}  # its paths are that machine's
@@ -45,11 +45,20 @@ def _engine(record: TrialRecord) -> str:
 def widest(speed: float = 1.0, **changes: object) -> TrialRecord:
     """64 seats on the old engine, launched by hand after that verdict; as many times as fast."""
     (found,) = trials("g2-64.jsonl.gz")
-    windows = tuple(
+    return found.model_copy(update={"role": "in_turn", "windows": _faster(found, speed), "started_at": 2e9} | changes)
+
+
+def _faster(record: TrialRecord, speed: float) -> tuple[Measurement, ...]:
+    return tuple(
         one.model_copy(update={"metrics": {name: speed * value for name, value in one.metrics.items()}})
-        for one in found.windows
+        for one in record.windows
     )
-    return found.model_copy(update={"role": "in_turn", "windows": windows, "started_at": 2e9} | changes)
+
+
+def beside(speed: float = 1.0) -> TrialRecord:
+    """The old peak once more on the old engine, after it."""
+    last = [one for one in recorded()[0] if one.role == "in_turn"][-1]
+    return last.model_copy(update={"windows": _faster(last, speed), "started_at": 2e9 + 1})
 
 
 def asked(*later: TrialRecord, alternate: bool = True, launched: int | None = None) -> Step | Verdict:
@@ -85,8 +94,17 @@ def test_without_the_old_engine_it_cannot_tell_a_move_from_what_was_missed() -> 
     assert found.shift.shape == "not shown", "32 seats of a knob that was hardly turned are no change of its shape"
 
 
+def test_the_old_peak_is_launched_beside_it_as_the_host_may_have_drifted() -> None:
+    step = asked(widest())
+    assert isinstance(step, Step)
+    assert (step.stack, step.role, step.configuration.values["max_num_seqs"]) == ("old", "in_turn", 32)
+    drifted = asked(widest(0.9), beside(0.9))
+    assert isinstance(drifted, Verdict)
+    assert drifted.shift.verdict == "cannot tell", "its launches there disagree now"
+
+
 def test_a_lead_that_the_old_engine_has_too_was_missed_there() -> None:
-    found = asked(widest())
+    found = asked(widest(), beside())
     assert isinstance(found, Verdict)
     assert found.shift.said == "other settings are better on both engines: the old study had missed them"
     assert found.shift.decides == ""
@@ -96,7 +114,7 @@ def test_a_lead_that_the_old_engine_has_too_was_missed_there() -> None:
 
 @pytest.mark.parametrize("then", [widest(0.8), widest(state="refused", windows=(), launches=())])
 def test_a_lead_that_the_old_engine_has_not_is_a_peak_that_moved(then: TrialRecord) -> None:
-    found = asked(then)
+    found = asked(then, beside())
     assert isinstance(found, Verdict)
     assert found.shift.verdict == "peak moved"
 

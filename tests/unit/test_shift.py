@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
+import two_engines as two
 
 from benchmarks.null_test import FLAT, HILL, MOVED, verdicts
 from orchestrator.candidates import Candidate, Target
 from orchestrator.launch_noise import LaunchNoise
+from orchestrator.refusal import could_not_run
 from orchestrator.shift import PeakShift, judge_shift
 from search_spaces.configuration import Configuration
+from trackers.records import TrialRecord
 
 NOISE = LaunchNoise(sd=0.005, dof=30)
 FAST = Target(name="edit", metric="decode_tok_s", workloads=("edit",))
@@ -75,10 +78,41 @@ def test_another_configuration_is_the_peak_now() -> None:
     assert found.before.verdict == "worse"
 
 
-def test_a_rival_that_was_not_measured_before_can_move_the_peak() -> None:
-    found = judge_shift(stack({2: 112.0}), stack({2: 112.0, 4: 120.0}), DEPTHS[2], FAST, NOISE, 0.01)
-    assert found.verdict == "peak moved"
-    assert found.before is None
+def test_a_rival_that_was_not_measured_before_moves_the_peak_only_where_it_was_no_better_then() -> None:
+    stacks = stack({2: 112.0}), stack({2: 112.0, 4: 120.0})
+    unknown = judge_shift(*stacks, DEPTHS[2], FAST, NOISE, 0.01)
+    assert (unknown.verdict, unknown.new_peak, unknown.before) == ("cannot tell", DEPTHS[4], None)
+    assert "mtp k=4, better now and never measured on the old engine, launched there" in unknown.decides
+    known = judge_shift(*stacks, DEPTHS[2], FAST, NOISE, 0.01, no_better_then=lambda one: one == DEPTHS[4])
+    assert known.verdict == "peak moved"
+
+
+def test_what_a_stack_was_asked_for_and_could_not_run_was_no_better_there() -> None:
+    def told(state: str, k: int, cause: str = "", drafter: str = "mtp", kind: str = "infeasible") -> TrialRecord:
+        failure = {"cause": cause, "kind": kind, "message": cause}
+        launches = ({"launch": 0, "started_at": 0, "ready_s": None, "failure": failure},) * (state == "engine_failed")
+        one = two.configuration(drafter, k)
+        return two.record("s", k, two.OLD, one, 100.0, state=state, reason=f"{cause}: so", launches=launches)
+
+    k4 = two.configuration("mtp", 4)
+    assert could_not_run([told("engine_failed", 4, "out_of_memory_kv")], k4)
+    assert not could_not_run([told("engine_failed", 4, "start_timed_out", kind="transient")], k4)
+    assert not could_not_run([told("engine_failed", 4, "broken_environment", kind="environment")], k4)
+    assert could_not_run([told("refused", 2, "unsupported_drafter")], k4), "its drafter cannot run"
+    assert not could_not_run([told("refused", 2, "draft_slots_over_budget")], k4), "another k of it cannot"
+    assert not could_not_run([told("refused", 2, "unsupported_drafter"), told("measured", 1)], k4), "its drafter ran"
+    assert not could_not_run([told("unsettled", 4), told("refused", 4, "unknown_drafter", drafter="ngram")], k4)
+
+
+def test_a_rival_that_was_better_before_and_is_so_by_more_now_was_missed() -> None:
+    found = judge_shift(stack(OLD | {4: 118.0}), stack(OLD | {4: 130.0}), DEPTHS[2], FAST, NOISE, 0.01)
+    assert (found.verdict, found.missed) == ("cannot tell", True)
+
+
+def test_an_old_peak_whose_launches_disagree_moves_nothing() -> None:
+    old = [Candidate(configuration=DEPTHS[2], fresh=(100.0, 108.0)), *stack({4: 100.0})]
+    found = judge_shift(old, stack({2: 104.0, 4: 130.0}), DEPTHS[2], FAST, NOISE, 0.01)
+    assert found.verdict == "cannot tell"
 
 
 def test_a_rival_that_was_better_before_was_missed_not_moved() -> None:

@@ -68,7 +68,7 @@ class Bench:
 
     def server(self, *flags: str, limits: ServerLimits = LIMITS, **more: object) -> EngineServer:
         options = {"clock": SystemClock(), "running_dir": self.running_dir, **more}
-        env = {"PATH": os.environ["PATH"]}
+        env = {"PATH": os.environ["PATH"], **options.pop("env", {})}  # type: ignore[dict-item]
         argv = options.pop("argv", [*RUDE, *flags])
         return EngineServer(
             argv,
@@ -287,6 +287,13 @@ def test_what_an_engine_made_for_itself_goes_with_it(bench: Bench) -> None:
         assert sorted(one.name[:9] for one in scratch.iterdir()) == ["left-behi", "left-too-"]
         assert scratch.stat().st_mode & 0o777 == 0o700
     assert not scratch.exists()
+
+
+def test_only_the_plan_says_where_else_temporary_files_go(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/inherited")
+    inherited, own = (bench.server(env={"TMPDIR": place}).env for place in ("/inherited", "/own"))
+    assert inherited["TMPDIR"] == inherited["VLLM_RPC_BASE_PATH"]
+    assert own["TMPDIR"] == "/own"
 
 
 @pytest.mark.parametrize("polite", [True, False])

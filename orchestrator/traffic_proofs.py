@@ -76,7 +76,9 @@ def token_identity(e: Evidence) -> Verdict:
     gap = counted / (tokens / seconds) - 1
     # Drafts accepted beyond the last token asked for are counted and never sent: at most k for each request.
     k = len(e.acceptance.accepted_per_position) if e.acceptance else 0
-    slack = _IDENTITY + _CLOCK_MS * len(spread) / (1e3 * seconds)
+    # The client's own delays, at the first token or the last, make its time shorter or longer by as much.
+    late_s = e.client.get("share", 0.0) * sum(each.token_ns[-1] - each.sent_ns for each in spread) / 1e9
+    slack = _IDENTITY + (_CLOCK_MS * len(spread) / 1e3 + late_s) / seconds
     detail = f"client {tokens / seconds:.2f} tok/s, counters {counted:.2f} ({gap:+.1%})"
     return -slack <= gap <= slack + k * len(spread) / max(1, tokens), detail
 

@@ -62,6 +62,16 @@ def test_the_identity_of_a_batch_is_not_claimed() -> None:
     assert PROOF["token_identity"](evidence()) is None
 
 
+def test_what_the_client_was_late_itself_is_allowed_for() -> None:
+    split = {"tokens_per_pass": 1.0, "passes_s": 95}
+    for share, good in ((0.0, False), (0.04, True)):
+        late = {"share": share, "busy_share": 0.1}
+        assert passed("token_identity", evidence(metrics=split, client=late)) is good
+    assert not passed(
+        "token_identity", evidence(metrics={**split, "passes_s": 85}, client={"share": 0.04, "busy_share": 0})
+    )
+
+
 def test_a_starved_client_has_no_times_to_hold_against_the_counters() -> None:
     split = {"tokens_per_pass": 1.0, "passes_s": 90}
     for share, claimed in ((0.01, True), (0.26, False)):

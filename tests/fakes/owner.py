@@ -12,6 +12,8 @@ from pathlib import Path
 from orchestrator.clock import SystemClock
 from orchestrator.engine_server import EngineServer, ServerLimits
 
+# Where tests run in a shell's background it is ignored, and a child inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 run_dir, running_dir, cookie, mode = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
 server = EngineServer(
     sys.argv[5:],

@@ -21,7 +21,7 @@ model: {{path: "{model}"}}
 engines: [{engines}]
 serve: {{max_model_len: 1024, max_num_seqs: 4, enable_prefix_caching: false, enforce_eager: true}}
 incumbent: vllm serve smollm2-135m --max-num-batched-tokens 1024
-workloads: [{{name: edit, kind: edit, prompt_tokens: 128, output_tokens: 64, requests_per_window: 3}}]
+workloads: [{{name: edit, kind: edit, prompt_tokens: 128, output_tokens: 64, requests_per_window: 8}}]
 space:
   drafter: {{none: {{}}, ngram: {{k: [1, 2, 3, 4, 6, 8, 12, 16], prompt_lookup_min: 2, prompt_lookup_max: 4}}}}
   max_num_batched_tokens: 1024

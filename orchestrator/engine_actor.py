@@ -1,4 +1,4 @@
-"""Ray: the cluster, and one thin actor per engine slot; the only file that knows Ray."""
+"""Slots on Ray: one thin actor for each, placed, called within bounds, and ended."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Any
 
 from trackers.records import Check, Failure, Launch, Measurement, StackFingerprint
 
+from .cluster import start_cluster
 from .engine_environment import EngineEnvironment, EnvironmentRequest
 from .errors import ClusterError, EnvironmentBroken, Interrupted, RepeakError, SlotLost
 from .home import home
 from .janitor import sweep
 from .local_slot import LocalSlot
 from .node_environment import elsewhere, settle
-from .placement import check_places, cluster_settings, nodes_of
+from .placement import check_places, emptiest, nodes_of
 from .plan import Slots as SlotPlan
 from .process_tree import end_with_parent
 from .slot import EngineSlot, LaunchOrder, LaunchReport
@@ -172,6 +173,7 @@ class RaySlots:
         self._started = False
         self._starting = threading.Lock()
         self._lost: list[Any] = []
+        self._on: dict[Any, str | None] = {}  # the node that each worker is on, or was sent to
         self.engines: dict[str, tuple[EngineEnvironment, StackFingerprint]] = {}
         self._pool: SlotPool[Any] = SlotPool(
             wanted.count, make=self._make, drop=self._drop, usable=lambda actor: actor not in self._lost
@@ -194,7 +196,7 @@ class RaySlots:
     def _start(self) -> None:
         with self._starting:
             if not self._started:
-                _start_cluster(self._address, self._directory, self._say)
+                start_cluster(self._address, self._directory, self._say)
                 self._started = True
 
     def abort(self) -> None:
@@ -220,29 +222,19 @@ class RaySlots:
     def _make(self, engine: str, *, again: bool = False) -> Any:
         import ray  # noqa: PLC0415
 
-        wanted = self._wanted
-        remote = ray.remote(
-            num_cpus=0,
-            num_gpus=wanted.gpus,
-            accelerator_type=wanted.gpu_type,
-            label_selector=wanted.labels or None,
-            scheduling_strategy="SPREAD" if wanted.nodes > 1 else "DEFAULT",
-            max_restarts=0,
-            max_task_retries=0,
-            concurrency_groups={"run": 1, "ctl": 4},
-        )(_EngineActor)
-        actor = remote.remote(engine)
+        wanted, actor = self._wanted, self._send(engine)
         try:
             found = self._placed(actor)
         except (ClusterError, Interrupted):
-            ray.kill(actor)
+            self._drop(actor)
             raise
         except ray.exceptions.RayError as error:
+            self._drop(actor)
             if not again:  # it may have been placed on a node that was just dying
                 return self._make(engine, again=True)
             raise SlotLost(f"An engine slot could not start: {type(error).__name__}: {error}") from error
         if not found:
-            ray.kill(actor)
+            self._drop(actor)
             if not again and self._pool.spare():  # fewer places than slots: a node died
                 return self._make(engine, again=True)
             have = ray.cluster_resources()
@@ -250,13 +242,37 @@ class RaySlots:
                 f"No place for an engine slot with {wanted.gpus} GPU(s) within {_READY_TIMEOUT_S:.0f} s.",
                 f"The cluster has {have.get('GPU', 0):.0f} GPU(s); lower slots.gpus or free some.",
             )
-        node = ray.get(actor.node.remote(), timeout=_READY_TIMEOUT_S)
+        node = self._on[actor] = ray.get(actor.node.remote(), timeout=_READY_TIMEOUT_S)
         if engine in self.engines and node != ray.get_runtime_context().get_node_id():
             try:
                 self._settle(actor, engine, node)
             except BaseException:
-                ray.kill(actor)
+                self._drop(actor)
                 raise
+        return actor
+
+    def _send(self, engine: str) -> Any:
+        """A worker on its way to its node: the emptiest of ours, where they are spread over several."""
+        import ray  # noqa: PLC0415
+
+        wanted = self._wanted
+        with self._starting:
+            # Ray's own spread is best effort, and for a worker that takes no GPU any node will do. The fallback is for
+            # a node that dies, and for GPUs that somebody else took.
+            node = emptiest(wanted, nodes_of(ray.nodes()), self._on.values()) if wanted.nodes > 1 else None
+            there = {**wanted.labels, "ray.io/node-id": node} if node else wanted.labels
+            remote = ray.remote(
+                num_cpus=0,
+                num_gpus=wanted.gpus,
+                accelerator_type=wanted.gpu_type,
+                label_selector=there or None,
+                fallback_strategy=[{"label_selector": wanted.labels}] if node else None,
+                max_restarts=0,
+                max_task_retries=0,
+                concurrency_groups={"run": 1, "ctl": 4},
+            )(_EngineActor)
+            actor = remote.remote(engine)
+            self._on[actor] = node
         return actor
 
     def _placed(self, actor: Any) -> bool:
@@ -296,32 +312,5 @@ class RaySlots:
     def _drop(self, actor: Any) -> None:
         import ray  # noqa: PLC0415
 
+        self._on.pop(actor, None)
         ray.kill(actor)
-
-
-def _start_cluster(address: str | None, directory: Path, say: Callable[[str], None]) -> None:
-    """Join the cluster at `address`, or start our own: loopback only, with a token of ours."""
-    cluster_settings(directory)
-    import ray  # noqa: PLC0415 - settings are read when Ray is imported
-
-    say("starting Ray" if address is None else f"joining Ray at {address}")
-    errors: list[str] = []
-    for _ in range(2):
-        try:
-            ray.init(
-                # Without an address Ray would follow its file of the last cluster, even a dead or foreign one.
-                address=address or "local",
-                include_dashboard=False if address is None else None,
-                log_to_driver=False,
-                logging_level="ERROR",
-                namespace="repeak",
-            )
-        except Exception as error:  # noqa: BLE001 - Ray raises bare exceptions when a start-up step is slow
-            errors.append(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-            ray.shutdown()
-        else:
-            return
-    raise ClusterError(
-        f"Ray did not start: {errors[-1]}",
-        "It gives its own processes 30 s; on a busy machine try again, or name a cluster by --address.",
-    )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import secrets
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from search_spaces.knob import normal_flag
@@ -15,7 +13,7 @@ from search_spaces.knob import normal_flag
 from .errors import ClusterError
 from .plan import PARALLEL, Slots
 
-__all__ = ["Node", "alike", "check_places", "cluster_settings", "gpus_of", "nodes_of"]
+__all__ = ["Node", "alike", "check_places", "emptiest", "gpus_of", "nodes_of"]
 
 _SIZES = {normal_flag(name) for name in PARALLEL}
 # What two machines must share for their numbers to stand in one study.
@@ -30,6 +28,7 @@ class Node(NamedTuple):
     gpus: int
     types: tuple[str, ...] = ()
     labels: Mapping[str, str] = {}
+    id: str = ""
 
 
 def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[Node]:
@@ -40,6 +39,7 @@ def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[Node]:
             gpus=int(one["Resources"].get("GPU", 0)),
             types=tuple(sorted(name.removeprefix(_TYPE) for name in one["Resources"] if name.startswith(_TYPE))),
             labels=dict(one.get("Labels") or {}),
+            id=str(one["NodeID"]),
         )
         for one in told
         if one["Alive"]
@@ -52,15 +52,14 @@ def check_places(slots: Slots, nodes: Sequence[Node]) -> None:
     Raises:
         ClusterError: The cluster lacks GPUs, their type, labelled nodes or nodes; or its nodes are unlike.
     """
-    typed = [one for one in nodes if slots.gpu_type in (None, *one.types)]
-    fitting = [one for one in typed if slots.labels.items() <= one.labels.items()]
+    fitting = _fitting(slots, nodes)
     has = "; ".join(f"{one.name}: {one.gpus} GPU(s) {' '.join(one.types)}".strip() for one in nodes) or "no node"
     widest = max((one.gpus for one in fitting), default=0)
     room = sum(one.gpus // slots.gpus for one in fitting) if slots.gpus else slots.count
     large = [one for one in fitting if one.gpus >= slots.gpus]
     types = {kind for one in large for kind in one.types}
     wants = ""
-    if slots.gpu_type and not typed:
+    if slots.gpu_type and not any(slots.gpu_type in one.types for one in nodes):
         wants = f"for GPUs of type {slots.gpu_type}, and no node has them"
     elif slots.labels and not fitting:
         wants = f"for nodes with the labels {dict(slots.labels)}, and none has them"
@@ -74,6 +73,19 @@ def check_places(slots: Slots, nodes: Sequence[Node]) -> None:
         wants = f"for any GPU, and the nodes are unlike ({', '.join(sorted(types))}): name one type with slots.gpu_type"
     if wants:
         raise ClusterError(f"The plan asks {wants}.", f"The cluster has {has}. Change slots in the plan.")
+
+
+def emptiest(slots: Slots, nodes: Sequence[Node], ours: Iterable[str | None]) -> str | None:
+    """Id of the node with the fewest of `ours` (a node id for each worker) among those that fit; None without one."""
+    workers = Counter(ours)
+    fitting = [one for one in _fitting(slots, nodes) if one.gpus >= slots.gpus * (workers[one.id] + 1)]
+    return min(fitting, key=lambda one: workers[one.id]).id if fitting else None
+
+
+def _fitting(slots: Slots, nodes: Sequence[Node]) -> list[Node]:
+    """Those of the slots' GPU type, with the labels asked for."""
+    typed = (one for one in nodes if slots.gpu_type in (None, *one.types))
+    return [one for one in typed if slots.labels.items() <= one.labels.items()]
 
 
 def alike(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
@@ -90,26 +102,3 @@ def gpus_of(args: Sequence[str]) -> int:
     words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
     sizes = [after for flag, after in pairwise(words) if flag in _SIZES and after.isdigit()]
     return math.prod(map(int, sizes))
-
-
-def cluster_settings(directory: Path) -> None:
-    """Environment that Ray reads at import: loopback, token authentication, no usage report."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Despite its name this is what makes a Linux cluster of one host listen on loopback only.
-    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    # A call that was abandoned on Ctrl-C has no one to tell its error to.
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    # Workers are niced by 15 otherwise, and so would be every engine that one starts.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
-        return
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    token = directory / "ray-token"
-    if not token.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        partial = directory / f"ray-token.{os.getpid()}"
-        partial.touch(mode=0o600)
-        partial.write_text(secrets.token_hex(32), encoding="ascii")
-        partial.replace(token)
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "orchestrator": {"search_spaces", "trackers"},
 }
 FENCES = {
-    "ray": {"orchestrator/engine_actor.py"},
+    "ray": {"orchestrator/cluster.py", "orchestrator/engine_actor.py"},
     "optuna": {"orchestrator/searcher.py"},
     "mlflow": {"trackers/mlflow_tracker.py"},
     "vllm": set(),

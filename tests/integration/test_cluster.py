@@ -7,16 +7,17 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
 from orchestrator.clock import SystemClock
+from orchestrator.engine_actor import RaySlots
 from orchestrator.errors import ClusterError
 from orchestrator.janitor import Running, read
-from orchestrator.plan import TuningPlan
+from orchestrator.plan import Slots, TuningPlan
 from orchestrator.process_tree import cookie_holders, environment
 from orchestrator.session import Result, journal_directory, tune_plan
 from trackers.journal import Journal
@@ -148,6 +149,39 @@ def test_what_the_cluster_lacks_is_said_before_anything_is_built(ray: Ray, home:
         with pytest.raises(ClusterError, match=said):
             tune_plan(plan(**slots), address=ray.address)
     assert not (home / "simulated").exists()
+
+
+def nodes_of_workers(slots: RaySlots) -> list[int]:
+    """How many of a pool's workers stand on each node, once all are leased."""
+    with ExitStack() as leases:
+        workers: list[Any] = [leases.enter_context(slots.lease("engine")) for _ in range(slots.count)]
+        return sorted(Counter(worker._call("node", within_s=60) for worker in workers).values())
+
+
+def test_slots_without_gpus_stand_on_as_many_nodes_as_the_plan_says(ray: Ray, home: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        ray.node(gpus=0, pool="even")
+    wanted = Slots(count=4, nodes=2, labels={"pool": "even"})
+    slots = RaySlots(wanted, address=ray.address, directory=tmp_path, say=lambda _: None)
+    with ExitStack() as ended:
+        ended.callback(slots.close)
+        assert nodes_of_workers(slots) == [2, 2]
+
+
+def test_gpus_that_somebody_else_took_are_not_waited_for(ray: Ray, home: Path, tmp_path: Path) -> None:
+    import ray as driver  # noqa: PLC0415 - settings are read when Ray is imported
+
+    for _ in range(2):
+        ray.node(gpus=2, pool="shared")
+    wanted = Slots(count=2, gpus=1, nodes=2, labels={"pool": "shared"})
+    slots = RaySlots(wanted, address=ray.address, directory=tmp_path, say=lambda _: None)
+    with ExitStack() as ended:
+        ended.callback(slots.close)
+        slots.check()
+        other = driver.remote(num_gpus=2, num_cpus=0, label_selector={"pool": "shared"})(Counter).remote()
+        assert driver.get(other.total.remote(), timeout=60) == 0
+        assert nodes_of_workers(slots) == [2]
+        driver.kill(other)
 
 
 def test_two_engines_at_once_share_no_gpu_cache_or_port(ray: Ray, home: Path) -> None:

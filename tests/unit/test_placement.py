@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from two_engines import plan
 
 from orchestrator.errors import ClusterError
-from orchestrator.placement import Node, alike, check_places, gpus_of, nodes_of
+from orchestrator.placement import Node, alike, check_places, emptiest, gpus_of, nodes_of
 from orchestrator.plan import Slots
 
 A = Node("a", 4, ("H200",), {"pool": "blue"})
@@ -48,7 +48,25 @@ def test_one_type_of_several_is_chosen_by_its_name() -> None:
 def test_nodes_are_read_from_what_ray_tells_and_dead_ones_are_not() -> None:
     resources = {"GPU": 2.0, "accelerator_type:H200": 1.0, "CPU": 8.0}
     told = {"Alive": True, "NodeID": "abcdef0123", "NodeName": "n1", "Resources": resources, "Labels": {"x": "y"}}
-    assert nodes_of([told, {**told, "Alive": False}]) == [Node("n1", 2, ("H200",), {"x": "y"})]
+    assert nodes_of([told, {**told, "Alive": False}]) == [Node("n1", 2, ("H200",), {"x": "y"}, "abcdef0123")]
+
+
+@pytest.mark.parametrize(
+    ("slots", "ours", "chosen"),
+    [
+        ({}, "", "a"),
+        ({}, "a", "b"),
+        ({}, "abh", "a"),
+        ({"gpus": 2}, "aab", "b"),
+        ({"gpus": 2}, "aabb", None),
+        ({"gpus": 3}, "ab", None),
+        ({"gpus": 1, "labels": {"pool": "blue"}}, "aaa", "a"),
+        ({"gpus": 1, "gpu_type": "A100"}, "", None),
+    ],
+)
+def test_the_emptiest_node_that_fits_is_chosen(slots: dict, ours: str, chosen: str | None) -> None:
+    nodes = [A._replace(id="a"), B._replace(id="b"), HEAD._replace(id="h")]
+    assert emptiest(Slots.model_validate(slots), nodes, ours) == chosen
 
 
 def test_machines_are_alike_by_gpu_driver_and_processor_whatever_their_names() -> None:

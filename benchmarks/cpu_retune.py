@@ -1,7 +1,7 @@
 """A peak re-found on two real CPU engines, beside what finding it afresh costs.
 
 Run `python benchmarks/cpu_retune.py`: the quickstart's environments and model are used (run it first). The old engine
-is searched cold, then the new one twice: cold under another plan's name, and by `retune` from the old one's records.
+is searched cold, then the new one twice: by `retune` from the old one's records, and cold under another plan's name.
 A run that was stopped goes on. Last come the launches of each, both peaks, and what `compare` and `attribute` make
 of the records.
 """
@@ -65,8 +65,8 @@ def apart(one: Any, other: Any) -> str:
 
 def main() -> None:
     before = json.loads(repeak("tune", write("moved", OLD, 24, afresh=1), "--json"))
-    cold = json.loads(repeak("tune", write("afresh", NEW, 24), "--json"))
     again = json.loads(repeak("retune", write("moved", f"{OLD}, {NEW}", 48), "--json"))
+    cold = json.loads(repeak("tune", write("afresh", NEW, 24), "--json"))
     print(f"launches: old {before['launches']}, new afresh {cold['launches']}, re-found", again["launches"])
     old, new = OLD.replace("==", "-"), NEW.replace("==", "-")
     peaks = {"old": peak_of(before, old), "new, afresh": peak_of(cold, new), "new, re-found": peak_of(again, new)}

@@ -78,8 +78,8 @@ def advise(
     engine = beats(best.evidence, rival.evidence, shift.noise, shift.delta, lower_is_better=lower) if best else None
     # One launch a side has nothing but the prior to say how far a second would lie from it.
     twice = best is not None and min(len(rival.evidence), len(best.evidence)) >= _LAUNCHES
-    told = before.confirmed and twice
-    found = regression(engine, most, lower_is_better=lower) if told else "cannot tell"
+    seems = regression(engine, most, lower_is_better=lower)
+    found = seems if before.confirmed and twice else "cannot tell"
     moved = peak is not None and peak.configuration != before.configuration
     change = changes(old, new, before.configuration, peak.configuration) if peak and moved else ()
     in_place = old.stack.items.get("vllm") == new.stack.items.get("vllm")
@@ -91,8 +91,8 @@ def advise(
         new_stack=f"{new.engine} {new.stack.key}",
         verdict=shift.verdict,
         peak=shift.said + shift.decides,
-        do=_do(found, kept, whole, had, engine, moved=moved, in_place=in_place),
-        sure=_sure(before, known, whole, verdict, most),
+        do=_do(found, seems, kept, whole, had, engine, moved=moved, in_place=in_place),
+        sure=_sure(before, known, whole, verdict, most, twice=twice),
         regression=found,
         most=most,
         old_peak=before.configuration.label(),
@@ -141,10 +141,13 @@ def _words(study: Study, one: Configuration) -> Mapping[str, str]:
 
 
 def _do(
-    found: Regression, kept: Comparison | None, whole: Comparison | None, had: Comparison | None,
+    found: Regression, seems: Regression, kept: Comparison | None, whole: Comparison | None, had: Comparison | None,
     lost: Comparison | None, *, moved: bool, in_place: bool,
 ) -> str:  # fmt: skip
-    """`had`: what the new settings bring on the old stack, where they were missed; `lost`: what `found` is of."""
+    """`had`: what the new settings bring on the old stack, where they were missed; `lost`: what `found` is of.
+
+    `seems` is `found` by the interval alone, however few its launches.
+    """
     if whole is None or lost is None:
         return "do not upgrade: nothing could be measured there"
     same = f"{_percent(kept)} at the old settings, measured on both stacks" if kept else "the old settings do not run"
@@ -154,7 +157,12 @@ def _do(
         head += ", change its serve command" if had else ""
         return f"{head}: {same}, {best if moved else 'and nothing is shown to be better there'}"
     head = "" if in_place else "upgrade; " if found == "ruled out" else "upgrade if something else asks for it; "
-    doubt = "" if found == "ruled out" else f"; whether it got slower cannot be told ({_spread(lost)})"
+    doubts = {
+        "shown": "that it got slower takes more launches to show",
+        "ruled out": "that it got no slower takes more launches to show",
+        "cannot tell": "whether it got slower cannot be told",
+    }
+    doubt = "" if found == "ruled out" else f"; {doubts[seems]} ({_spread(lost)})"
     if moved:
         return f"{head}change the serve command: {same}, {best}{doubt}"
     return f"{head}keep the settings: {same}{doubt}"
@@ -170,7 +178,9 @@ def _spread(found: Comparison) -> str:
     return f"{found.low - 1:+.0%} to {found.high - 1:+.0%}".replace("%", " %")
 
 
-def _sure(before: Peak, known: Candidate, whole: Comparison | None, verdict: Verdict, most: float) -> str:
+def _sure(
+    before: Peak, known: Candidate, whole: Comparison | None, verdict: Verdict, most: float, *, twice: bool
+) -> str:
     said = f"launches of one configuration differ by {verdict.shift.noise.sd:.1%} (standard deviation)"
     if whole is not None and not verdict.shift.missed:
         counts = f"95 %, as every interval here; the limit is a loss of {most:.0%}"
@@ -181,7 +191,7 @@ def _sure(before: Peak, known: Candidate, whole: Comparison | None, verdict: Ver
         said += f", {verdict.peak.estimate.launches} of the best on the new"
     if not before.confirmed:
         said += "; the old peak was never launched afresh, so a loss cannot be shown"
-    elif verdict.peak is not None and min(len(known.evidence), verdict.peak.estimate.launches) < _LAUNCHES:
+    elif verdict.peak is not None and not twice:
         said += "; with one launch a side the interval rests on the noise that was expected"
     return said
 

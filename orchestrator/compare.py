@@ -16,6 +16,7 @@ from .library import Shelf, glances, plan_names, whole
 from .peak import Comparison, Peak, beats
 from .plan import TuningPlan
 from .refusal import could_not_run
+from .retune_view import all_fresh, both_seen, restated
 from .shift import PeakShift, judge_shift
 from .stability import StabilityRule
 
@@ -57,13 +58,18 @@ class Unmoved(Frozen):
 
 
 class TargetMove(Frozen):
-    """What became of one target. `gain` is the new peak over the old settings, both on the new engine."""
+    """What became of one target. `gain` is the new peak over the old settings, both on the new engine.
+
+    `drift` is the old settings on the old engine, in turn with the new one, over what its study had: by as much
+    all that it measured is restated. None where they were not launched in turn.
+    """
 
     target: Target
     shift: PeakShift
     steps: tuple[Step, ...]
     gain: Comparison | None
     stayed: tuple[Unmoved, ...]
+    drift: Comparison | None = None
 
 
 class Compared(Frozen):
@@ -182,7 +188,11 @@ def _target(peak: Peak, after: Peak | None, old: Shelf, new: Shelf, lens: Lens) 
     kept = _telling(old.records, target) | _telling(new.records, target)
     telling = [[record for record in shelf.records if record.configuration in kept] for shelf in (old, new)]
     sides = [whole(shelf.opened.plan, records) for shelf, records in zip((old, new), telling, strict=True)]
-    fields = [{c.configuration: c for c in candidates(side, target, lens.rule)} for side in sides]
+    past, now = both_seen(sides[0], sides[1], target, lens.rule)
+    # After a retune both read as it reads them; without one the new engine's own search may have chosen by luck.
+    today = [all_fresh(one) if now.retune and one.configuration == then else one for one in now.field]
+    fields = [{c.configuration: c for c in side} for side in (restated(past, then), today)]
+    studied = {c.configuration: c for c in past.field}
     noise = noise_of([c for field in fields for c in field.values()], lens.prior)
 
     def over(a: Candidate | None, b: Candidate | None) -> Comparison | None:
@@ -204,8 +214,8 @@ def _target(peak: Peak, after: Peak | None, old: Shelf, new: Shelf, lens: Lens) 
     shown = {then: "old settings"}
     if after is not None:
         shown.setdefault(after.configuration, "new peak")
-    today = next((r.configuration for r in old.records if r.role == "incumbent"), then)
-    shown.setdefault(today, "incumbent")
+    in_use = next((r.configuration for r in old.records if r.role == "incumbent"), then)
+    shown.setdefault(in_use, "incumbent")
     return TargetMove(
         target=target,
         shift=judge_shift(
@@ -222,6 +232,9 @@ def _target(peak: Peak, after: Peak | None, old: Shelf, new: Shelf, lens: Lens) 
         if after and after.configuration != then
         else None,
         stayed=tuple(_stayed(target, then, after.configuration if after else then, sides, lens)),
+        drift=over(fields[0].get(then), studied.get(then))
+        if any(c.configuration == then for c in past.turns)
+        else None,
     )
 
 

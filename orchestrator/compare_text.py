@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from .compare import Compared, TargetMove
+from .peak import Comparison
 from .peak_factors import Attributed
 from .tables import WIDTH, columns, drawn, ratio, value
 
-__all__ = ["attributed_text", "compared_text", "gain_text"]
+__all__ = ["attributed_text", "compared_text", "drift_text", "gain_text"]
 
 
 def _folded(text: str, indent: str = "  ") -> str:
@@ -46,7 +47,9 @@ def _move(move: TargetMove) -> Iterator[str]:
     yield drawn(table).rstrip()
     yield from (_folded(f"{step.name}: {step.configuration.label()}") for step in move.steps)
     yield gain_text(move)
-    if move.shift.would_decide:
+    if move.drift:
+        yield _folded(drift_text(move.drift))
+    if move.shift.would_decide and not move.shift.missed:
         yield _folded(f"would decide: {move.shift.would_decide}")
     yield _folded(f"shape {move.shift.shape}: {move.shift.shape_evidence}")
     if move.stayed:
@@ -76,6 +79,11 @@ def gain_text(move: TargetMove) -> str:
     return _folded(f"new peak over old settings, both on the new engine: {ratio(move.gain)}: {said}")
 
 
+def drift_text(drift: Comparison) -> str:
+    """By what the old engine's numbers are restated, where it was launched in turn with the new one."""
+    return f"the old engine as of the day of the new one: launched in turn it ran at {ratio(drift)} of its own study"
+
+
 def attributed_text(found: Attributed) -> str:
     """Effects of one target, the largest first; averaged over the others' levels, and at either end."""
     lines = [f"{found.target.name}, {found.target.metric}: from {found.old_peak.label()}"]
@@ -95,7 +103,7 @@ def attributed_text(found: Attributed) -> str:
         lines += [drawn(table).rstrip(), f"  {found.found.launches} launches; {found.design}"]
         lines += [_folded(note) for note in (*found.found.notes, *found.notes)]
     if found.lacking:
-        lines.append(f"  {found.lacking} launches of the design were not made")
+        lines.append(f"  launches of the design that were not made: {found.lacking}")
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,8 +18,8 @@ from .joint_model import Reading, fit_scales
 from .objective import targets
 from .peak import Peak
 from .refusal import refuse
-from .retune import next_step, restated
-from .retune_view import Effort, Frame, Seen, Verdict, seen
+from .retune import next_step
+from .retune_view import Effort, Frame, Seen, Verdict, both_seen, restated
 from .study import Bench, Study, attempt
 from .tune import Outcome, conclude, peaks_of, run_studies
 
@@ -119,11 +118,8 @@ def _recorded(found: dict[str, Peak], closed: StudyClosed | None) -> dict[str, P
 
 
 def _both(old: Study, new: Study, target: Target, bench: Bench) -> tuple[Seen, Seen]:
-    """The records of both; what the old engine ran in turn counts since this retune began."""
-    rule = bench.plan.precision.rule()
-    now = seen(bench.memory.of(new.key), target, rule)
-    begun = now.retune[0].started_at if now.retune else math.inf
-    return seen(bench.memory.of(old.key), target, rule, turns_from=begun), now
+    records = bench.memory.of(old.key), bench.memory.of(new.key)
+    return both_seen(*records, target, bench.plan.precision.rule())
 
 
 def _refind_one(

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from .compare import Compared, TargetMove
-from .compare_text import attributed_text, gain_text
+from .compare_text import attributed_text, drift_text, gain_text
 from .errors import RepeakError
 from .library import Shelf
 from .plan import TuningPlan
@@ -142,6 +142,8 @@ def _target(move: TargetMove, found: Compared) -> Iterable[str]:
     ]
     headers = ("", "settings", found.old, found.new, "new / old")
     yield _table(f"{move.target.metric} on both engines", headers, rows)
+    if move.drift:
+        yield f"<p>{_e(drift_text(move.drift))}</p>"
     stayed = [
         (
             f"{one.workload}/{one.metric}",

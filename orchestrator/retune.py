@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from itertools import chain
 
@@ -13,13 +12,13 @@ from search_spaces.knob import Knob
 
 from .both_stacks import CHANGED, UNTRIED_K, BothStacks
 from .candidates import Candidate
-from .launch_noise import disagree, finalist_launches, mean_log
+from .launch_noise import disagree, finalist_launches
 from .peak import beats, declare_peak
 from .refusal import could_not_run
-from .retune_view import Frame, Seen, Step, Verdict, one_knob_away
+from .retune_view import Frame, Seen, Step, Verdict, all_fresh, one_knob_away, restated
 from .shift import judge_shift
 
-__all__ = ["next_step", "restated"]
+__all__ = ["next_step"]
 
 _ANCHORS = 2
 _CLEAR = 5.0  # indifference zones of lead that no drift of a machine makes
@@ -187,7 +186,7 @@ class _Now(BothStacks):
     @cached_property
     def judged(self) -> list[Candidate]:
         """The new stack's candidates; the old peak was not chosen here by luck, so all its launches speak."""
-        return [_all_fresh(one) if one.configuration == self.peak else one for one in self.new.field]
+        return [all_fresh(one) if one.configuration == self.peak else one for one in self.new.field]
 
     def verdict(self) -> Verdict:
         frame = self.frame
@@ -250,33 +249,6 @@ class _Now(BothStacks):
             if not between and value not in seen:
                 return False
         return True
-
-
-def _all_fresh(one: Candidate) -> Candidate:
-    return one.model_copy(update={"fresh": one.searched + one.fresh, "searched": ()})
-
-
-def restated(old: Seen, peak: Configuration) -> list[Candidate]:
-    """The old study as it would read today, by the old peak's launches in turn with the new stack's.
-
-    What else was launched in turn is there too, where the study does not have it.
-    """
-    today = next((one for one in old.turns if one.configuration == peak), None)
-    then = next((one for one in old.field if one.configuration == peak), None)
-    if today is None or then is None:
-        return list(old.field)
-    known = {one.configuration for one in old.field}
-    others = [_all_fresh(one) for one in old.turns if one.configuration not in known]
-    now = _all_fresh(today)
-    drift = math.exp(mean_log(now.fresh) - mean_log(then.evidence))
-    return others + [
-        now.model_copy(update={"error": then.error})
-        if one.configuration == peak
-        else one.model_copy(
-            update={name: tuple(value * drift for value in getattr(one, name)) for name in ("searched", "fresh")}
-        )
-        for one in old.field
-    ]
 
 
 def _turns(one: Configuration, base: Configuration) -> set[tuple[str, bool]]:

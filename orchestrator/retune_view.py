@@ -17,6 +17,7 @@ from trackers.records import Role, TrialRecord
 
 from .candidates import Candidate, Target, candidates
 from .joint_model import Rates
+from .launch_noise import mean_log
 from .peak import Peak
 from .shift import PeakShift
 from .stability import StabilityRule
@@ -29,8 +30,11 @@ __all__ = [
     "Seen",
     "Step",
     "Verdict",
+    "all_fresh",
+    "both_seen",
     "drafting",
     "one_knob_away",
+    "restated",
     "seen",
 ]
 
@@ -205,6 +209,43 @@ def seen(records: Sequence[TrialRecord], target: Target, rule: StabilityRule, *,
     turns = tuple(one for one in told if one.role == "in_turn" and one.started_at >= turns_from)
     field, today = candidates(own, target, rule), candidates(turns, target, rule, in_turn=True)
     return Seen(own, field, _rates(own, target), turns, today)
+
+
+def both_seen(
+    old: Sequence[TrialRecord], new: Sequence[TrialRecord], target: Target, rule: StabilityRule
+) -> tuple[Seen, Seen]:
+    """The records of both stacks; what the old engine ran in turn counts since the retune of the new one began."""
+    now = seen(new, target, rule)
+    begun = now.retune[0].started_at if now.retune else math.inf
+    return seen(old, target, rule, turns_from=begun), now
+
+
+def all_fresh(one: Candidate) -> Candidate:
+    """One that was not chosen by its luck: all its launches speak."""
+    return one.model_copy(update={"fresh": one.searched + one.fresh, "searched": ()})
+
+
+def restated(old: Seen, peak: Configuration) -> list[Candidate]:
+    """The old study as it would read today, by the old peak's launches in turn with the new stack's.
+
+    What else was launched in turn is there too, where the study does not have it.
+    """
+    today = next((one for one in old.turns if one.configuration == peak), None)
+    then = next((one for one in old.field if one.configuration == peak), None)
+    if today is None or then is None:
+        return list(old.field)
+    known = {one.configuration for one in old.field}
+    others = [all_fresh(one) for one in old.turns if one.configuration not in known]
+    now = all_fresh(today)
+    drift = math.exp(mean_log(now.fresh) - mean_log(then.evidence))
+    return others + [
+        now.model_copy(update={"error": then.error})
+        if one.configuration == peak
+        else one.model_copy(
+            update={name: tuple(value * drift for value in getattr(one, name)) for name in ("searched", "fresh")}
+        )
+        for one in old.field
+    ]
 
 
 def _rates(records: Sequence[TrialRecord], target: Target) -> dict[str, dict[int, list[float]]]:

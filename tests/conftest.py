@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from orchestrator.clock import SystemClock
 from orchestrator.mlflow_ui import serve_ui
@@ -22,6 +23,10 @@ sys.path.insert(0, str(Path(__file__).parent / "fakes"))
 
 # Ray reads it once, in whichever test imports Ray first: the same for all, as repeak sets it.
 os.environ["RAY_AUTH_MODE"] = "token"
+
+# An example may take long where the machine is shared; what is slow is no fault of the code.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 POSTGRES = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
 
@@ -35,7 +40,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An SQLite file with MLflow's tables: making them takes many seconds, copying them none."""
-
     home = tmp_path_factory.mktemp("store")
     path = home / "empty.db"
     with MlflowTracker(f"sqlite:///{path}", home / "artifacts") as tracker:

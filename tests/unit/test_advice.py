@@ -110,9 +110,10 @@ def test_a_peak_that_was_never_launched_afresh_shows_no_loss() -> None:
 
 
 def test_one_launch_a_side_shows_no_loss_and_rules_none_out() -> None:
-    for factor in (0.5, 1.8):
+    for factor, seems in ((0.5, "slower"), (1.8, "no slower")):
         found = told(surface(1), surface(1, factor), 1, finals=1)
         assert found.regression == "cannot tell"
+        assert f"; that it got {seems} takes more launches to show (" in found.do
         assert "rests on the noise that was expected" in found.sure
 
 
@@ -158,6 +159,9 @@ def test_settings_that_the_old_engine_has_too_are_not_the_upgrade_s(engine: floa
     assert found.shift.missed
     assert advice.do.startswith(head)
     assert "+25 % (" in advice.do.partition("at the new peak, ")[2], "with it on the old stack"
+    few = launches < 2
+    assert ("that it got slower takes more launches to show" in advice.do) is few
+    assert ("rests on the noise that was expected" in advice.sure) is few
 
 
 def test_where_nothing_moved_the_settings_are_kept() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from orchestrator.compare_text import compared_text
 from orchestrator.errors import PlanError
 from orchestrator.kept_plan import kept_plan
 from search_spaces.configuration import Configuration
+
+GPU = Path(__file__).parents[2] / "benchmarks" / "gpu" / "records"
 
 
 @pytest.fixture
@@ -142,3 +145,22 @@ def test_of_very_many_trials_the_verdict_is_the_same(home: Path, monkeypatch: py
     whole = compare(*pair, plan=kept_plan("plan")).targets[0].shift
     monkeypatch.setattr("orchestrator.compare._MOST", 3)
     assert compare(*pair, plan=kept_plan("plan")).targets[0].shift.verdict == whole.verdict
+
+
+def test_after_a_retune_it_reads_what_was_launched_in_turn_as_the_retune_did(home: Path) -> None:
+    journal = home / "journals" / "gpu-g-batching" / "journal.jsonl"
+    journal.parent.mkdir(parents=True)
+    journal.write_bytes(gzip.decompress((GPU / "g3.jsonl.gz").read_bytes()))
+    found = compare(*find_studies("vllm-0.20.2", "vllm-0.26.0"))
+    (move,) = found.targets
+    assert move.shift.said == "other settings are better on both engines: the old study had missed them"
+    assert found.notes == ()
+    settings, best, *_ = move.steps
+    assert settings.old is not None
+    assert (round(settings.old.value), settings.old.launches) == (2293, 3), "those of the retune's own day"
+    assert best.new_over_old is not None
+    assert best.new_over_old.low < 2821 / 2704 < best.new_over_old.high, "64 seats, launched once on the old engine"
+    assert move.drift is not None
+    text = " ".join(compared_text(found).split())
+    assert "launched in turn it ran at 1.01x (" in text
+    assert "would decide" not in text

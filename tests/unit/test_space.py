@@ -97,7 +97,7 @@ def test_fixed_knobs_and_defaults_are_known():
     assert space(SEQS).defaults.values == {"drafter": "none", "max_num_seqs": 16}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(index=st.integers(0, 20))
 def test_a_neighbour_is_in_the_space_and_one_knob_away(index):
     here = space(SEQS, LATE, UNDER, forbid=("late == true and drafter == mtp",))

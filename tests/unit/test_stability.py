@@ -111,7 +111,7 @@ def test_windows_that_cannot_be_judged_are_refused() -> None:
         StabilityRule(precision=0.01, min_launches=3, max_launches=2)
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from([0.001, 0.004, 0.01]), st.integers(5, 11), st.integers(1, 3))
 def test_windows_that_agree_never_unsettle_a_launch(seed: int, sd: float, n: int, more: int) -> None:
     rule = RULE.model_copy(update={"max_windows": 30})
@@ -121,7 +121,7 @@ def test_windows_that_agree_never_unsettle_a_launch(seed: int, sd: float, n: int
     assert before.decision == "repeat" or after.decision == "settled"
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.sampled_from([0.002, 0.05]), st.integers(1, 12), st.floats(1e-3, 1e4))
 def test_the_unit_of_a_metric_does_not_matter(seed: int, sd: float, n: int, factor: float) -> None:
     one = judge_windows(series(seed, sd, n), RULE)
@@ -146,7 +146,7 @@ def test_the_interval_is_that_of_launches_with_their_windows_error() -> None:
     assert math.log1p(found.relative) == pytest.approx(1.96 * math.sqrt((sd**2 + within / 4) / 2))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=5), st.randoms())
 def test_the_order_of_launches_does_not_matter(seeds: list[int], rng: object) -> None:
     launches = [series(seed, 0.003, 6) for seed in seeds]

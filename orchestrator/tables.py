@@ -71,7 +71,7 @@ def _target(name: str, peaks: Mapping[str, Mapping[str, Peak]], stacks: Mapping[
         peak = by_target.get(name)
         stack = stacks[engine]
         if peak is None:
-            table.add_row(engine, "nothing measured", "", "", stack.key)
+            table.add_row(engine, "no peak", "", "", stack.key)
             continue
         estimate = peak.estimate
         label = peak.configuration.label(held)

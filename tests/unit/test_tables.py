@@ -6,6 +6,7 @@ import two_engines as two
 from trial_records import trial
 
 from orchestrator.candidates import Candidate, Target, noise_of
+from orchestrator.peak import declare_peak
 from orchestrator.shift import judge_shift
 from orchestrator.tables import closing, trials
 from search_spaces.configuration import Configuration
@@ -48,6 +49,17 @@ def test_between_the_engines_a_verdict_that_cannot_be_told_says_of_what_and_what
     text = " ".join(closing({}, [shift], {}, {}).split())
     assert "fast: cannot tell where the best settings are now; the new engine runs at 1.39x" in text
     assert text.endswith("launched twice on the new stack would decide")
+
+
+def test_an_engine_that_was_measured_and_has_no_peak_yet_is_not_said_to_have_nothing() -> None:
+    one, target = two.configuration("mtp", 2), Target(name="fast", metric="decode_tok_s", workloads=("fast",))
+    field = [Candidate(configuration=one, fresh=(100.0, 101.0))]
+    peak = declare_peak(field, target, noise_of(field, 0.01), 0.01)
+    assert peak is not None
+    stacks = {name: two.stack(name) for name in (two.OLD, two.NEW)}
+    text = closing({two.OLD: {"fast": peak}, two.NEW: {}}, [], stacks, {two.NEW: "it was asked to stop"})
+    (row,) = [line for line in text.splitlines() if line.startswith(two.NEW) and ":" not in line]
+    assert row.split()[1:3] == ["no", "peak"]
 
 
 def test_no_trials_make_no_rows() -> None:

@@ -8,6 +8,7 @@ Told in the end: what the trials came to, whether two engines ever stood on one 
 
 from __future__ import annotations
 
+import atexit
 import argparse
 import json
 import os
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     seconds = parser.parse_args().seconds
     place = Path(tempfile.mkdtemp(prefix="partition-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
     token = place / "token"
     token.write_text("0" * 64)
     os.environ |= {

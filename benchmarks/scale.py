@@ -13,9 +13,11 @@ slot had no trial, from the first launch to the last, so that the end of the stu
 
 from __future__ import annotations
 
+import atexit
 import argparse
 import os
 import random
+import shutil
 import sys
 import tempfile
 import threading
@@ -172,6 +174,7 @@ def main() -> None:
         for method in methods:
             setattr(owner, method, counted(name, getattr(owner, method)))
     folder = Path(tempfile.mkdtemp(prefix="repeak-scale-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ |= {"REPEAK_HOME": str(folder), "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
     kept = Memory.remember
 

@@ -7,8 +7,10 @@ Printed: which engine stood on which node, as its worker says; the peaks; and wh
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -50,6 +52,7 @@ def look(home: Path, ended: threading.Event, seen: set[tuple[str, str]]) -> None
 def main(old: str = "0.27.1", new: str = "0.32.0") -> None:
     home = Path(os.environ["REPEAK_HOME"])
     place = Path(tempfile.mkdtemp(prefix="two-nodes-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
     (place / "token").write_text("0" * 64)
     os.environ |= {
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(place / "token"), "RAY_USAGE_STATS_ENABLED": "0",

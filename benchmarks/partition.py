@@ -8,8 +8,8 @@ Told in the end: what the trials came to, whether two engines ever stood on one 
 
 from __future__ import annotations
 
-import atexit
 import argparse
+import atexit
 import json
 import os
 import shutil

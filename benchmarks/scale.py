@@ -13,8 +13,8 @@ slot had no trial, from the first launch to the last, so that the end of the stu
 
 from __future__ import annotations
 
-import atexit
 import argparse
+import atexit
 import os
 import random
 import shutil

@@ -75,11 +75,16 @@ def advise(
     # What the old stack has too, if only its settings are changed, no upgrade brings.
     there = then.get(best.configuration) if best and shift.missed else None
     had, rival = over(there), there or known
-    engine = beats(best.evidence, rival.evidence, shift.noise, shift.delta, lower_is_better=lower) if best else None
+    pair = (best.evidence, rival.evidence) if best else None
+    engine = beats(*pair, shift.noise, shift.delta, lower_is_better=lower, restated=rival.restated) if pair else None
     # One launch a side has nothing but the prior to say how far a second would lie from it.
     twice = best is not None and min(len(rival.evidence), len(best.evidence)) >= _LAUNCHES
     seems = regression(engine, most, lower_is_better=lower)
     found = seems if before.confirmed and twice else "cannot tell"
+    clear = here is not None and min(len(known.evidence), len(here.evidence)) >= _LAUNCHES
+    if had and before.confirmed and seems == "shown" and clear:
+        # What was missed is launched once on the old stack; the old settings, launched twice on both, may show it too.
+        found = regression(kept, most, lower_is_better=lower)
     moved = peak is not None and peak.configuration != before.configuration
     change = changes(old, new, before.configuration, peak.configuration) if peak and moved else ()
     in_place = old.stack.items.get("vllm") == new.stack.items.get("vllm")
@@ -92,7 +97,7 @@ def advise(
         verdict=shift.verdict,
         peak=shift.said + shift.decides,
         do=_do(found, seems, kept, whole, had, engine, moved=moved, in_place=in_place),
-        sure=_sure(before, known, whole, verdict, most, twice=twice),
+        sure=_sure(before, known, there, whole, verdict, most),
         regression=found,
         most=most,
         old_peak=before.configuration.label(),
@@ -158,8 +163,8 @@ def _do(
         return f"{head}: {same}, {best if moved else 'and nothing is shown to be better there'}"
     head = "" if in_place else "upgrade; " if found == "ruled out" else "upgrade if something else asks for it; "
     doubts = {
-        "shown": "that it got slower takes more launches to show",
-        "ruled out": "that it got no slower takes more launches to show",
+        "shown": "that it got slower is not shown by so few launches",
+        "ruled out": "that it got no slower is not shown by so few launches",
         "cannot tell": "whether it got slower cannot be told",
     }
     doubt = "" if found == "ruled out" else f"; {doubts[seems]} ({_spread(lost)})"
@@ -179,19 +184,21 @@ def _spread(found: Comparison) -> str:
 
 
 def _sure(
-    before: Peak, known: Candidate, whole: Comparison | None, verdict: Verdict, most: float, *, twice: bool
+    before: Peak, known: Candidate, there: Candidate | None, whole: Comparison | None, verdict: Verdict, most: float
 ) -> str:
+    """`there`: the new settings on the old stack, where they had been missed."""
     said = f"launches of one configuration differ by {verdict.shift.noise.sd:.1%} (standard deviation)"
     if whole is not None and not verdict.shift.missed:
         counts = f"95 %, as every interval here; the limit is a loss of {most:.0%}"
         said = f"best there over the old peak {_spread(whole)} ({counts}); {said}"
     turns = len(known.evidence)
     said += f"; {turns} launch{'es' * (turns > 1)} of the old peak on the old stack"
+    said += f" and {len(there.evidence)} of the new settings" if there else ""
     if verdict.peak is not None:
         said += f", {verdict.peak.estimate.launches} of the best on the new"
     if not before.confirmed:
         said += "; the old peak was never launched afresh, so a loss cannot be shown"
-    elif verdict.peak is not None and not twice:
+    elif verdict.peak is not None and min(len(known.evidence), verdict.peak.estimate.launches) < _LAUNCHES:
         said += "; with one launch a side the interval rests on the noise that was expected"
     return said
 

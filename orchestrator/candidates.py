@@ -49,7 +49,8 @@ class Candidate(Frozen):
 
     The search picked its best by its own luck, so only `fresh` launches (the finals) speak where there
     are any. `error` is the in-launch sd of a launch's mean (log units), `veto` why it cannot be a peak, `left_out`
-    what is said of fresh launches that did not settle and are not among them.
+    what is said of fresh launches that did not settle and are not among them. `restated`: the variance, in those of one
+    launch, of the factor that brought its values to another day.
     """
 
     configuration: Configuration
@@ -60,15 +61,16 @@ class Candidate(Frozen):
     ending: Ending = "stable"
     veto: str = ""
     left_out: str = ""
+    restated: float = 0.0
 
     @property
     def evidence(self) -> tuple[float, ...]:
         return self.fresh or self.searched
 
     def estimate(self, noise: LaunchNoise) -> Estimate:
-        """The number in the metric's unit, +-1.96 sqrt((sL^2 + in-launch error^2) / launches)."""
+        """The number in the metric's unit, +-1.96 sqrt((sL^2 + in-launch error^2) / launches + sL^2 restated)."""
         n, value = len(self.evidence), math.exp(mean_log(self.evidence))
-        half = 1.96 * math.sqrt((noise.sd**2 + self.error**2) / n)
+        half = 1.96 * math.sqrt((noise.sd**2 + self.error**2) / n + noise.sd**2 * self.restated)
         return Estimate(
             value=value,
             half_width=value * math.expm1(half),

@@ -196,10 +196,10 @@ def _target(peak: Peak, after: Peak | None, old: Shelf, new: Shelf, lens: Lens) 
     noise = noise_of([c for field in fields for c in field.values()], lens.prior)
 
     def over(a: Candidate | None, b: Candidate | None) -> Comparison | None:
-        lower = target.lower_is_better
-        return (
-            None if a is None or b is None else beats(a.evidence, b.evidence, noise, lens.delta, lower_is_better=lower)
-        )
+        if a is None or b is None:
+            return None
+        pair, lower = (a.evidence, b.evidence), target.lower_is_better
+        return beats(*pair, noise, lens.delta, lower_is_better=lower, restated=a.restated + b.restated)
 
     def step(name: str, c: Configuration) -> Step:
         here, there = fields[0].get(c), fields[1].get(c)
@@ -231,7 +231,7 @@ def _target(peak: Peak, after: Peak | None, old: Shelf, new: Shelf, lens: Lens) 
         gain=over(fields[1].get(after.configuration), fields[1].get(then))
         if after and after.configuration != then
         else None,
-        stayed=tuple(_stayed(target, then, after.configuration if after else then, sides, lens)),
+        stayed=tuple(_stayed(target, then, after.configuration if after else then, sides, past.in_turn, lens)),
         drift=over(fields[0].get(then), studied.get(then))
         if any(c.configuration == then for c in past.turns)
         else None,
@@ -258,9 +258,10 @@ def _stayed(
     then: Configuration,
     now: Configuration,
     sides: Sequence[Sequence[TrialRecord]],
+    turns: Sequence[TrialRecord],
     lens: Lens,
 ) -> Iterator[Unmoved]:
-    """Same settings on both engines; and on the new engine what the changed knobs cannot touch."""
+    """Same settings on both engines (in `turns` where there are any); on the new one what the knobs cannot touch."""
     changed = {n for n in then.values.keys() | now.values.keys() if then.values.get(n) != now.values.get(n)}
     nulls = [untouched([name]) | lens.nulls.get(name, frozenset()) for name in changed]
     controls = frozenset[str]().union(*nulls[:1]).intersection(*nulls)
@@ -270,6 +271,8 @@ def _stayed(
             fields = [candidates(_launched(side, one, then, now), one, lens.rule) for side in sides]
             noise = noise_of([c for field in fields for c in field], lens.prior)
             at = [{c.configuration: c.evidence for c in field} for field in fields]
+            today = candidates(_launched(turns, one, then), one, lens.rule, in_turn=True)
+            at[0] |= {c.configuration: c.evidence for c in today}
             pairs = [(at[1].get(then), at[0].get(then), "same settings", False)]
             if metric in controls:
                 claim = f"{', '.join(sorted(changed))} cannot touch it"

@@ -173,6 +173,7 @@ class RaySlots:
         self._started = False
         self._starting = threading.Lock()
         self._lost: list[Any] = []
+        self._lost_on: list[str | None] = []
         self._on: dict[Any, str | None] = {}  # the node that each worker is on, or was sent to
         self.engines: dict[str, tuple[EngineEnvironment, StackFingerprint]] = {}
         self._pool: SlotPool[Any] = SlotPool(
@@ -191,7 +192,11 @@ class RaySlots:
     def lease(self, engine: str) -> Iterator[EngineSlot]:
         self._start()
         with self._pool.lease(engine) as actor:
-            yield _RaySlot(actor, self._pool.aborted, self._lost.append)
+            yield _RaySlot(actor, self._pool.aborted, self._lose)
+
+    def _lose(self, actor: Any) -> None:
+        self._lost.append(actor)
+        self._lost_on.append(self._on.get(actor))
 
     def _start(self) -> None:
         with self._starting:
@@ -225,15 +230,18 @@ class RaySlots:
         wanted, actor = self._wanted, self._send(engine)
         try:
             found = self._placed(actor)
+            node = ray.get(actor.node.remote(), timeout=_READY_TIMEOUT_S) if found else None
         except (ClusterError, Interrupted):
             self._drop(actor)
             raise
         except ray.exceptions.RayError as error:
+            self._lose(actor)
             self._drop(actor)
             if not again:  # it may have been placed on a node that was just dying
                 return self._make(engine, again=True)
             raise SlotLost(f"An engine slot could not start: {type(error).__name__}: {error}") from error
-        if not found:
+        if node is None:
+            self._lose(actor)
             self._drop(actor)
             if not again and self._pool.spare():  # fewer places than slots: a node died
                 return self._make(engine, again=True)
@@ -242,7 +250,7 @@ class RaySlots:
                 f"No place for an engine slot with {wanted.gpus} GPU(s) within {_READY_TIMEOUT_S:.0f} s.",
                 f"The cluster has {have.get('GPU', 0):.0f} GPU(s); lower slots.gpus or free some.",
             )
-        node = self._on[actor] = ray.get(actor.node.remote(), timeout=_READY_TIMEOUT_S)
+        self._on[actor] = node
         if engine in self.engines and node != ray.get_runtime_context().get_node_id():
             try:
                 self._settle(actor, engine, node)
@@ -259,7 +267,8 @@ class RaySlots:
         with self._starting:
             # Ray's own spread is best effort, and for a worker that takes no GPU any node will do. The fallback is for
             # a node that dies, and for GPUs that somebody else took.
-            node = emptiest(wanted, nodes_of(ray.nodes()), self._on.values()) if wanted.nodes > 1 else None
+            ours, spread = list(self._on.values()), wanted.nodes > 1
+            node = emptiest(wanted, nodes_of(ray.nodes()), ours, self._lost_on) if spread else None
             there = {**wanted.labels, "ray.io/node-id": node} if node else wanted.labels
             remote = ray.remote(
                 num_cpus=0,

@@ -81,16 +81,18 @@ def beats(
     *,
     lower_is_better: bool = False,
     comparisons: int = 1,
+    restated: float = 0.0,
 ) -> Comparison:
     """Compare launch means of two configurations (metric's unit): significant and large enough, or not told.
 
     `better` needs a 95 % interval on the log ratio, with the pooled launch noise, that leaves out zero and
     a reading beyond the indifference zone `delta` (relative). With `comparisons` made from one choice the
     interval is Bonferroni's. `same` needs the 90 % interval within the zone. Launches of one
-    configuration that disagree among themselves decide nothing.
+    configuration that disagree among themselves decide nothing. `restated` is the variance, in those of one launch, of
+    what a side's values were multiplied by.
     """
     gap = mean_log(a) - mean_log(b)
-    se, zone = noise.sd * math.sqrt(1 / len(a) + 1 / len(b)), math.log1p(delta)
+    se, zone = noise.sd * math.sqrt(1 / len(a) + 1 / len(b) + restated), math.log1p(delta)
     half = noise.t(1 - 0.05 / max(1, comparisons)) * se
     verdict: Literal["better", "worse", "same", "cannot tell"] = "cannot tell"
     split = disagree(a, noise.sd) or disagree(b, noise.sd)

@@ -75,11 +75,16 @@ def check_places(slots: Slots, nodes: Sequence[Node]) -> None:
         raise ClusterError(f"The plan asks {wants}.", f"The cluster has {has}. Change slots in the plan.")
 
 
-def emptiest(slots: Slots, nodes: Sequence[Node], ours: Iterable[str | None]) -> str | None:
-    """Id of the node with the fewest of `ours` (a node id for each worker) among those that fit; None without one."""
-    workers = Counter(ours)
+def emptiest(
+    slots: Slots, nodes: Sequence[Node], ours: Iterable[str | None], lost: Iterable[str | None] = ()
+) -> str | None:
+    """Id of the node with the fewest of `ours` (a node id for each worker) among those that fit; None without one.
+
+    One on which workers were `lost` counts as fuller by two for each, so that a retry goes elsewhere.
+    """
+    workers, losses = Counter(ours), Counter(lost)
     fitting = [one for one in _fitting(slots, nodes) if one.gpus >= slots.gpus * (workers[one.id] + 1)]
-    return min(fitting, key=lambda one: workers[one.id]).id if fitting else None
+    return min(fitting, key=lambda one: (workers[one.id] + 2 * losses[one.id], losses[one.id])).id if fitting else None
 
 
 def _fitting(slots: Slots, nodes: Sequence[Node]) -> list[Node]:

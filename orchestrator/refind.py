@@ -159,7 +159,8 @@ def _refind_one(
             return f"{bench.budget.spent()} before the verdict"
         bench.progress.line(f"{target.name}: {step.reason}")
         try:
-            record = attempt(old if step.stack == "old" else new, bench, step.configuration, step.role, reserved=1)
+            on, beside = (old, new.key) if step.stack == "old" else (new, "")
+            record = attempt(on, bench, step.configuration, step.role, reserved=1, beside=beside)
             # It was tried twice, says nothing and costs nothing: asked for again it might never end.
             why = record.reason if record.state == "lost" else ""
         except EnvironmentBroken as broken:

@@ -199,14 +199,23 @@ class Seen:
         return found
 
 
-def seen(records: Sequence[TrialRecord], target: Target, rule: StabilityRule, *, turns_from: float = math.inf) -> Seen:
+def seen(
+    records: Sequence[TrialRecord],
+    target: Target,
+    rule: StabilityRule,
+    *,
+    turns_from: float = math.inf,
+    beside: str = "",
+) -> Seen:
     """Records of one stack as a retune reads them; interrupted and lost ones say nothing.
 
-    Those taken in turn with another stack count from `turns_from` on (seconds since the epoch): where it began.
+    Those taken in turn with the study `beside` count from `turns_from` on (seconds since the epoch): where it began.
     """
     told = [one for one in records if one.state not in ("interrupted", "lost")]
     own = tuple(one for one in told if one.role != "in_turn")
-    turns = tuple(one for one in told if one.role == "in_turn" and one.started_at >= turns_from)
+    turns = tuple(
+        one for one in told if one.role == "in_turn" and one.started_at >= turns_from and one.beside in ("", beside)
+    )
     field, today = candidates(own, target, rule), candidates(turns, target, rule, in_turn=True)
     return Seen(own, field, _rates(own, target), turns, today)
 
@@ -216,8 +225,10 @@ def both_seen(
 ) -> tuple[Seen, Seen]:
     """The records of both stacks; what the old engine ran in turn counts since the retune of the new one began."""
     now = seen(new, target, rule)
-    begun = now.retune[0].started_at if now.retune else math.inf
-    return seen(old, target, rule, turns_from=begun), now
+    if not now.retune:
+        return seen(old, target, rule), now
+    first = now.retune[0]
+    return seen(old, target, rule, turns_from=first.started_at, beside=first.study), now
 
 
 def all_fresh(one: Candidate) -> Candidate:
@@ -238,11 +249,13 @@ def restated(old: Seen, peak: Configuration) -> list[Candidate]:
     others = [all_fresh(one) for one in old.turns if one.configuration not in known]
     now = all_fresh(today)
     drift = math.exp(mean_log(now.fresh) - mean_log(then.evidence))
+    doubt = 1 / len(now.fresh) + 1 / len(then.evidence)
     return others + [
         now.model_copy(update={"error": then.error})
         if one.configuration == peak
         else one.model_copy(
             update={name: tuple(value * drift for value in getattr(one, name)) for name in ("searched", "fresh")}
+            | {"restated": doubt}
         )
         for one in old.field
     ]

@@ -60,6 +60,7 @@ class SlotPool(Generic[Worker]):
         self._lock = threading.Lock()
         self._idle: list[tuple[str, Worker]] = []
         self.busy: list[tuple[str, Worker]] = []
+        self._making = 0
 
     @contextmanager
     def lease(self, engine: str) -> Iterator[Worker]:
@@ -106,13 +107,18 @@ class SlotPool(Generic[Worker]):
             other = None
             if same is not None:
                 self._idle.remove(same)
-            elif self._idle and len(self._idle) + len(self.busy) >= self.count:
+            elif self._idle and len(self._idle) + len(self.busy) + self._making >= self.count:
                 other = self._idle.pop(0)
-        if other is not None:
-            self._drop(other[1])
-        worker = same[1] if same is not None else self._make(engine)
-        with self._lock:
-            self.busy.append((engine, worker))
+            self._making += 1
+        try:
+            if other is not None:
+                self._drop(other[1])
+            worker = same[1] if same is not None else self._make(engine)
+            with self._lock:
+                self.busy.append((engine, worker))
+        finally:
+            with self._lock:
+                self._making -= 1
         return worker
 
     def _give(self, engine: str, worker: Worker, *, keep: bool) -> None:

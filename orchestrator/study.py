@@ -120,12 +120,17 @@ def search(
     return ended[0]
 
 
-def attempt(study: Study, bench: Bench, configuration: Configuration, role: Role, *, reserved: int = 0) -> TrialRecord:
-    """One configuration: refused before a launch, or run; a lost worker is tried once more elsewhere."""
-    record = _attempt_once(study, bench, configuration, role)
+def attempt(
+    study: Study, bench: Bench, configuration: Configuration, role: Role, *, reserved: int = 0, beside: str = ""
+) -> TrialRecord:
+    """One configuration: refused before a launch, or run; a lost worker is tried once more elsewhere.
+
+    `beside` is the study that it takes turns with.
+    """
+    record = _attempt_once(study, bench, configuration, role, beside)
     bench.budget.settle(reserved, len(record.launches))
     if record.state == "lost":
-        record = _attempt_once(study, bench, configuration, role)
+        record = _attempt_once(study, bench, configuration, role, beside)
         bench.budget.settle(0, len(record.launches))
     if record.state == "interrupted":
         raise Interrupted(record.reason, "Run the same command again to go on.")
@@ -140,7 +145,7 @@ def attempt(study: Study, bench: Bench, configuration: Configuration, role: Role
     return record
 
 
-def _attempt_once(study: Study, bench: Bench, configuration: Configuration, role: Role) -> TrialRecord:
+def _attempt_once(study: Study, bench: Bench, configuration: Configuration, role: Role, beside: str) -> TrialRecord:
     number = bench.memory.next_number(study.key)
     plan = TrialPlan(
         trial_id=f"{study.key}-{number:04d}-{uuid.uuid4().hex[:6]}",
@@ -156,6 +161,7 @@ def _attempt_once(study: Study, bench: Bench, configuration: Configuration, role
             workload, metric, bench.plan.precision, but=configuration.key
         ),
         gates=bench.plan.gates.names,
+        beside=beside,
         ran_before=bench.memory.was_measured(study.key, configuration.key),
         order=lambda launch: study.pad.order(configuration, plan.trial_id, launch),
         say=lambda text: bench.progress.now(study.engine, f"{configuration.label()}: {text}"),
@@ -186,6 +192,7 @@ def _refused(plan: TrialPlan, failure: Failure, clock: Clock) -> TrialRecord:
         workloads=tuple(workload.ref for workload in plan.workloads),
         started_at=clock.time(),
         duration_s=0.0,
+        beside=plan.beside,
     )
 
 

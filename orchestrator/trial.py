@@ -60,6 +60,7 @@ class TrialPlan:
     noise: Noise
     order: Callable[[int], LaunchOrder]
     gates: Sequence[str] = ()
+    beside: str = ""
     ran_before: bool = False  # this configuration, on this stack: then its engine is not asked about it first
     say: Callable[[str], None] = field(default=lambda _: None)
 
@@ -74,6 +75,7 @@ class TrialPlan:
             fingerprint=self.fingerprint,
             workloads=tuple(workload.ref for workload in self.workloads),
             started_at=at,
+            beside=self.beside,
         )
 
 
@@ -120,6 +122,7 @@ def run_trial(plan: TrialPlan, slot: EngineSlot, remember: Remember, *, clock: C
         estimates=estimates if state == "measured" else {},
         started_at=started,
         duration_s=clock.monotonic() - began,
+        beside=plan.beside,
     )
 
 

@@ -55,6 +55,7 @@ class TrialStarted(Frozen):
     fingerprint: StackFingerprint
     workloads: tuple[WorkloadRef, ...]
     started_at: float
+    beside: str = ""
 
 
 class Orphan(Frozen):

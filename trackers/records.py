@@ -179,7 +179,8 @@ class Estimate(Frozen):
 class TrialRecord(Frozen):
     """One configuration measured on one stack until its numbers settled, or the reason why it was not.
 
-    `estimates` is keyed `workload/metric`. Immutable once written; measuring again makes another record.
+    `estimates` is keyed `workload/metric`; `beside` is the study that an `in_turn` trial took turns with. Immutable
+    once written; measuring again makes another record.
     """
 
     trial_id: str
@@ -196,6 +197,7 @@ class TrialRecord(Frozen):
     estimates: dict[str, Estimate] = Field(default_factory=dict)
     started_at: float
     duration_s: float
+    beside: str = ""
 
     @property
     def failure(self) -> Failure | None:

@@ -113,7 +113,7 @@ def test_one_launch_a_side_shows_no_loss_and_rules_none_out() -> None:
     for factor, seems in ((0.5, "slower"), (1.8, "no slower")):
         found = told(surface(1), surface(1, factor), 1, finals=1)
         assert found.regression == "cannot tell"
-        assert f"; that it got {seems} takes more launches to show (" in found.do
+        assert f"; that it got {seems} is not shown by so few launches (" in found.do
         assert "rests on the noise that was expected" in found.sure
 
 
@@ -141,8 +141,9 @@ def test_where_the_peak_moved_it_says_what_to_change_in_the_serve_command() -> N
     ("engine", "launches", "head"),
     [
         (1.05, 2, "upgrade; "),
+        (1.05, 1, "upgrade if something"),
         (0.85, 2, "do not upgrade, change its serve command: "),
-        (0.85, 1, "upgrade if something"),
+        (0.85, 1, "do not upgrade, change its serve command: "),
     ],
 )
 def test_settings_that_the_old_engine_has_too_are_not_the_upgrade_s(engine: float, launches: int, head: str) -> None:
@@ -159,9 +160,21 @@ def test_settings_that_the_old_engine_has_too_are_not_the_upgrade_s(engine: floa
     assert found.shift.missed
     assert advice.do.startswith(head)
     assert "+25 % (" in advice.do.partition("at the new peak, ")[2], "with it on the old stack"
-    few = launches < 2
-    assert ("that it got slower takes more launches to show" in advice.do) is few
-    assert ("rests on the noise that was expected" in advice.sure) is few
+    assert ("that it got no slower is not shown by so few launches" in advice.do) is (engine > 1 and launches < 2)
+    assert f"on the old stack and {launches} of the new settings, 3 of the best on the new" in advice.sure
+    assert "one launch a side" not in advice.sure
+
+
+def test_a_loss_at_the_old_settings_alone_is_none_of_those_that_had_been_missed() -> None:
+    old = [Candidate(configuration=one(2), fresh=(100.0, 100.5, 99.5)), Candidate(configuration=one(4), fresh=(125.0,))]
+    noise = noise_of(old, PRIOR)
+    peak = declare_peak(old[:1], TARGET, noise, DELTA)
+    new = [Candidate(configuration=one(k), fresh=(v,) * 3) for k, v in ((2, 85.0), (4, 125.0))]
+    best = declare_peak(new, TARGET, noise, DELTA, incumbent=one(2))
+    shift = judge_shift(old, new, one(2), TARGET, noise, DELTA)
+    assert peak is not None
+    advice = advise(study(two.OLD), study(two.NEW), peak, Verdict(shift, best), (old, new), MOST)
+    assert advice.regression == "cannot tell"
 
 
 def test_where_nothing_moved_the_settings_are_kept() -> None:

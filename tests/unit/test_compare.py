@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 import two_engines as two
@@ -13,7 +14,9 @@ from orchestrator.compare import compare, find_studies
 from orchestrator.compare_text import compared_text
 from orchestrator.errors import PlanError
 from orchestrator.kept_plan import kept_plan
+from orchestrator.library import Shelf
 from search_spaces.configuration import Configuration
+from trackers.records import TrialRecord
 
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu" / "records"
 
@@ -147,11 +150,24 @@ def test_of_very_many_trials_the_verdict_is_the_same(home: Path, monkeypatch: py
     assert compare(*pair, plan=kept_plan("plan")).targets[0].shift.verdict == whole.verdict
 
 
-def test_after_a_retune_it_reads_what_was_launched_in_turn_as_the_retune_did(home: Path) -> None:
+def on_a_card(home: Path) -> list[Shelf]:
+    """The two studies of a retune on a real card."""
     journal = home / "journals" / "gpu-g-batching" / "journal.jsonl"
     journal.parent.mkdir(parents=True)
     journal.write_bytes(gzip.decompress((GPU / "g3.jsonl.gz").read_bytes()))
-    found = compare(*find_studies("vllm-0.20.2", "vllm-0.26.0"))
+    return find_studies("vllm-0.20.2", "vllm-0.26.0")
+
+
+def faster(record: TrialRecord, speed: float, **changes: Any) -> TrialRecord:
+    windows = tuple(
+        one.model_copy(update={"metrics": {name: speed * value for name, value in one.metrics.items()}})
+        for one in record.windows
+    )
+    return record.model_copy(update={"windows": windows, **changes})
+
+
+def test_after_a_retune_it_reads_what_was_launched_in_turn_as_the_retune_did(home: Path) -> None:
+    found = compare(*on_a_card(home))
     (move,) = found.targets
     assert move.shift.said == "other settings are better on both engines: the old study had missed them"
     assert found.notes == ()
@@ -164,3 +180,25 @@ def test_after_a_retune_it_reads_what_was_launched_in_turn_as_the_retune_did(hom
     text = " ".join(compared_text(found).split())
     assert "launched in turn it ran at 1.01x (" in text
     assert "would decide" not in text
+
+
+def test_what_was_launched_in_turn_with_another_engine_is_not_this_one_s(home: Path) -> None:
+    old, new = on_a_card(home)
+    turns = [one for one in old.records if one.role == "in_turn"]
+    later = [faster(one, 0.9, beside="another", started_at=one.started_at + 3e6) for one in turns]
+    more = old.model_copy(update={"records": (*old.records, *later)})
+    assert compare(more, new) == compare(old, new)
+    hers = [one.model_copy(update={"beside": new.opened.study}) for one in later]
+    assert compare(old.model_copy(update={"records": (*old.records, *hers)}), new) != compare(old, new)
+
+
+def test_a_host_that_drifted_since_the_old_study_moves_no_number_between_the_engines(home: Path) -> None:
+    old, new = on_a_card(home)
+    drifted = tuple(one if one.role == "in_turn" else faster(one, 1.1) for one in old.records)
+    then, today = (compare(side, new).targets[0] for side in (old.model_copy(update={"records": drifted}), old))
+    assert then.drift is not None
+    assert then.drift.high < 0.95
+    for moved in (then, today):
+        assert [round(step.new_over_old.ratio, 2) for step in moved.steps if step.new_over_old] == [1.05, 1.04]
+        stayed = {one.metric: one.found.ratio for one in moved.stayed if one.claim == "same settings"}
+        assert stayed["passes_s"] == pytest.approx(1.053, abs=0.002)

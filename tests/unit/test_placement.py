@@ -69,6 +69,13 @@ def test_the_emptiest_node_that_fits_is_chosen(slots: dict, ours: str, chosen: s
     assert emptiest(Slots.model_validate(slots), nodes, ours) == chosen
 
 
+@pytest.mark.parametrize(
+    ("ours", "lost", "chosen"), [("a", "b", "a"), ("a", "", "b"), ("aaa", "b", "b"), ("", "aab", "b")]
+)
+def test_a_node_that_lost_workers_is_not_where_the_next_one_goes(ours: str, lost: str, chosen: str) -> None:
+    assert emptiest(Slots(nodes=2), [A._replace(id="a"), B._replace(id="b")], ours, lost) == chosen
+
+
 def test_machines_are_alike_by_gpu_driver_and_processor_whatever_their_names() -> None:
     here = {"gpu": "H200", "driver": "580", "cpu": "x", "machine": "1"}
     assert alike(here, {**here, "machine": "2"}) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import ray
 
 from orchestrator import engine_actor
-from orchestrator.engine_actor import _RaySlot
+from orchestrator.engine_actor import RaySlots, _RaySlot
 from orchestrator.errors import EngineFailed, Interrupted, SlotLost
+from orchestrator.plan import Slots
 
 
 class Worker:
@@ -82,3 +84,35 @@ def test_a_stop_wakes_who_waits_and_ends_the_engine_all_the_same() -> None:
     assert here.stop() is None
     assert worker.called == ["check_gates", "abort", "stop"]
     assert lost == []
+
+
+class Placed:
+    """A worker that Ray placed; asked for its node it answers with the test's, or raises it."""
+
+    def __init__(self, node: Any) -> None:
+        self.node = SimpleNamespace(remote=lambda: node)
+        ready = SimpleNamespace(future=lambda: settled("idle"))
+        self.status = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: ready))
+
+
+def test_a_worker_whose_node_hangs_as_it_is_placed_is_ended_and_the_next_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [{"Alive": True, "NodeID": name, "Resources": {}, "Labels": {}} for name in ("sick", "well")]
+    answers, workers, killed, asked = [ray.exceptions.GetTimeoutError(), "well"], list[Any](), list[Any](), list[str]()
+
+    def remote(**options: Any) -> Any:
+        asked.append(options["label_selector"]["ray.io/node-id"])
+        workers.append(Placed(answers[len(workers)]))
+        return lambda _: SimpleNamespace(remote=lambda _: workers[-1])
+
+    def get(answer: Any, timeout: float) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    for name, fake in (("nodes", lambda: told), ("remote", remote), ("get", get), ("kill", killed.append)):
+        monkeypatch.setattr(ray, name, fake)
+    slots = RaySlots(Slots(count=2, nodes=2), address=None, directory=tmp_path, say=lambda _: None)
+    assert slots._make("engine") is workers[1]
+    assert (asked, killed, slots._on) == (["sick", "well"], workers[:1], {workers[1]: "well"})

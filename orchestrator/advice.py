@@ -82,9 +82,10 @@ def advise(
     seems = regression(engine, most, lower_is_better=lower)
     found = seems if before.confirmed and twice else "cannot tell"
     clear = here is not None and min(len(known.evidence), len(here.evidence)) >= _LAUNCHES
-    if had and before.confirmed and seems == "shown" and clear:
-        # What was missed is launched once on the old stack; the old settings, launched twice on both, may show it too.
-        found = regression(kept, most, lower_is_better=lower)
+    both = seems == regression(kept, most, lower_is_better=lower) == "shown"
+    if had and before.confirmed and clear and both:
+        # What was missed is launched once on the old stack; the old settings, launched twice on both, show it as well.
+        found = "shown"
     moved = peak is not None and peak.configuration != before.configuration
     change = changes(old, new, before.configuration, peak.configuration) if peak and moved else ()
     in_place = old.stack.items.get("vllm") == new.stack.items.get("vllm")

@@ -195,8 +195,9 @@ class RaySlots:
             yield _RaySlot(actor, self._pool.aborted, self._lose)
 
     def _lose(self, actor: Any) -> None:
-        self._lost.append(actor)
-        self._lost_on.append(self._on.get(actor))
+        if actor not in self._lost:
+            self._lost.append(actor)
+            self._lost_on.append(self._on.get(actor))
 
     def _start(self) -> None:
         with self._starting:
@@ -251,6 +252,7 @@ class RaySlots:
                 f"The cluster has {have.get('GPU', 0):.0f} GPU(s); lower slots.gpus or free some.",
             )
         self._on[actor] = node
+        self._lost_on.clear()  # the one after the retry is spread as ever
         if engine in self.engines and node != ray.get_runtime_context().get_node_id():
             try:
                 self._settle(actor, engine, node)
@@ -305,7 +307,7 @@ class RaySlots:
 
         name = next((str(one["NodeName"]) for one in ray.nodes() if one["NodeID"] == node), node)
         environment, stack = self.engines[engine]
-        slot = _RaySlot(actor, self._pool.aborted)
+        slot = _RaySlot(actor, self._pool.aborted, self._lose)
         self._say(f"{engine}: its environment on node {name} is looked for, or made")
         try:
             unlike = slot.settle(environment, stack.items)

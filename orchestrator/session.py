@@ -228,7 +228,8 @@ def _paid(studies: Sequence[Study], memory: Memory) -> list[TrialRecord]:
     """What a study taken up alone has cost: its own trials, and the finished one's that took turns with them."""
     old, new = (memory.of(study.key) for study in studies)
     begun = min((one.started_at for one in new), default=math.inf)
-    return [*new, *(one for one in old if one.role == "in_turn" and one.started_at >= begun)]
+    ours = ("", studies[1].key)
+    return [*new, *(one for one in old if one.role == "in_turn" and one.started_at >= begun and one.beside in ours)]
 
 
 def _run(studies: Sequence[Study], bench: Bench, journal: Journal, work: Work, *, closing: Sequence[Study]) -> Result:

@@ -165,16 +165,33 @@ def test_settings_that_the_old_engine_has_too_are_not_the_upgrade_s(engine: floa
     assert "one launch a side" not in advice.sure
 
 
-def test_a_loss_at_the_old_settings_alone_is_none_of_those_that_had_been_missed() -> None:
-    old = [Candidate(configuration=one(2), fresh=(100.0, 100.5, 99.5)), Candidate(configuration=one(4), fresh=(125.0,))]
+@pytest.mark.parametrize(
+    ("now", "launches", "expected"),
+    [
+        ((85.0, 125.0), 1, "cannot tell"),  # lost at the old settings alone
+        ((100.0, 105.0), 1, "cannot tell"),  # at the new ones alone, which were launched once before
+        ((100.0, 105.0), 3, "shown"),
+        ((97.0, 105.0), 3, "shown"),
+        ((85.0, 105.0), 1, "shown"),
+    ],
+)
+def test_a_loss_of_settings_that_had_been_missed_is_shown_by_enough_launches_or_by_both_settings(
+    now: tuple[float, float], launches: int, expected: str
+) -> None:
+    old = [
+        Candidate(configuration=one(2), fresh=(100.0, 100.5, 99.5)),
+        Candidate(configuration=one(4), fresh=(125.0,) * launches),
+    ]
     noise = noise_of(old, PRIOR)
     peak = declare_peak(old[:1], TARGET, noise, DELTA)
-    new = [Candidate(configuration=one(k), fresh=(v,) * 3) for k, v in ((2, 85.0), (4, 125.0))]
-    best = declare_peak(new, TARGET, noise, DELTA, incumbent=one(2))
+    new = [Candidate(configuration=one(k), fresh=(v,) * 3) for k, v in zip((2, 4), now, strict=True)]
     shift = judge_shift(old, new, one(2), TARGET, noise, DELTA)
+    best = declare_peak(new, TARGET, noise, DELTA, incumbent=one(2))
     assert peak is not None
+    assert shift.missed
     advice = advise(study(two.OLD), study(two.NEW), peak, Verdict(shift, best), (old, new), MOST)
-    assert advice.regression == "cannot tell"
+    assert advice.regression == expected
+    assert advice.do.startswith("do not upgrade") is (expected == "shown")
 
 
 def test_where_nothing_moved_the_settings_are_kept() -> None:

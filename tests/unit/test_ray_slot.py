@@ -116,3 +116,6 @@ def test_a_worker_whose_node_hangs_as_it_is_placed_is_ended_and_the_next_goes_el
     slots = RaySlots(Slots(count=2, nodes=2), address=None, directory=tmp_path, say=lambda _: None)
     assert slots._make("engine") is workers[1]
     assert (asked, killed, slots._on) == (["sick", "well"], workers[:1], {workers[1]: "well"})
+    for _ in range(2):  # as it measures, and again as it is stopped
+        slots._lose(workers[1])
+    assert slots._lost_on == ["well"]

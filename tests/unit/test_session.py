@@ -23,7 +23,10 @@ def test_an_old_engine_s_own_finals_are_no_cost_of_the_study_that_comes_after(tm
         ):
             engine = two.OLD if study == "old" else two.NEW
             memory.remember(two.record(study, number, engine, two.configuration(), 100.0, role=role))
+        for number, beside in ((5, "another"), (6, "new")):  # one in turn with yet another engine, one with this
+            told = {"role": "in_turn", "beside": beside}
+            memory.remember(two.record("old", number, two.OLD, two.configuration(), 100.0, **told))
         pair = [SimpleNamespace(key="old"), SimpleNamespace(key="new")]
         paid = _paid(pair, memory)  # type: ignore[arg-type]
-    assert [(one.study, one.role) for one in paid] == [("new", "search"), ("new", "anchor"), ("old", "in_turn")]
-    assert Budget(launches=4, time_s=None, before=paid, clock=SystemClock()).used == 3
+    assert [(one.study, one.number) for one in paid] == [("new", 1), ("new", 3), ("old", 4), ("old", 6)]
+    assert Budget(launches=5, time_s=None, before=paid, clock=SystemClock()).used == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,9 +15,9 @@ from packaging.version import InvalidVersion, Version
 from trackers.records import Frozen, StackFingerprint
 
 from .engine_environment import EngineEnvironment, EnvironmentRequest, existing_environment
-from .environment_recipe import recipe_for
+from .environment_recipe import Flavour, recipe_for
 from .errors import RepeakError
-from .fingerprint import PACKAGES, model_items, static_stack
+from .fingerprint import PACKAGES, model_items, shell_variables, static_stack
 from .interpreters import probe_interpreter
 from .library import Shelf, glances, plan_names
 from .plan import EngineSpec, ModelSource, TuningPlan
@@ -178,6 +179,11 @@ def check_plan(plan: TuningPlan, look: Look, ask: Ask, now: Callable[[], float] 
                 continue
             if source.id and not source.revision:
                 notes.append(f"{source.id}: no revision in the plan, so a change on the hub is not seen")
+            notes += [
+                f"{drafter}: what changes within its checkpoint is not seen; give a new one a new folder or revision"
+                for drafter, settings in plan.space.settings.items()
+                if "model" in settings
+            ]
             found = [(_against(plan, engine, source, shelf, sight), shelf) for shelf in shelves]
             # A stack that was moved back has its peak already.
             peak, shelf = next((one for one in found if one[0].state != "stale"), found[-1])
@@ -211,7 +217,7 @@ def _with_cost(
 
 def _against(plan: TuningPlan, engine: EngineSpec, source: ModelSource, shelf: Shelf, sight: Sight) -> PeakCheck:
     before = shelf.opened.fingerprint
-    moves = list(_stack_moves(before, _live(plan, source, sight)))
+    moves = list(_stack_moves(before, _live(plan, source, sight, before)))
     if sight.environment is None:
         moves = [move for move in moves if move.kind in _SEEN_FROM_OUTSIDE]
     elif not engine.simulated:
@@ -230,12 +236,14 @@ def _against(plan: TuningPlan, engine: EngineSpec, source: ModelSource, shelf: S
     )
 
 
-def _live(plan: TuningPlan, source: ModelSource, sight: Sight) -> StackFingerprint:
+def _live(plan: TuningPlan, source: ModelSource, sight: Sight, before: StackFingerprint) -> StackFingerprint:
     """The stack as a run would read it now, from what is installed rather than from what was written down."""
     environment, probe = sight.environment, sight.probe
     if environment is None:
         model = model_items(source.reference, source.revision)
-        return static_stack(environment={}, model=model, env=plan.serve.env, probe=probe)
+        flavour: Flavour = "cpu" if "cpu" in before.items.get("vllm.distribution", "") else "cuda"
+        env = shell_variables(flavour, os.environ) | plan.serve.env
+        return static_stack(environment={}, model=model, env=env, probe=probe)
     version = probe["engine"]["version"] or environment.version
     now = environment.model_copy(update={"packages": probe["packages"], "version": version})
     return stack_of(plan, source, now, probe)

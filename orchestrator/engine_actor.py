@@ -29,9 +29,9 @@ from .workload import Workload
 __all__ = ["RaySlots"]
 
 _READY_TIMEOUT_S = 120.0
-_STOP_TIMEOUT_S = 90.0
+_STOP_TIMEOUT_S = 420.0  # the ladder, then what carries its mark, then a container
 _PREFLIGHT_TIMEOUT_S = 720.0
-_CALL_MARGIN_S = 120.0
+_CALL_MARGIN_S = 300.0  # the wait for free memory, and the end of one that did not start
 _WINDOW_TIMEOUT_S = 3600.0
 _BUILD_TIMEOUT_S = 9000.0
 _LOOK_S = 1.0
@@ -108,7 +108,9 @@ class _RaySlot:
         return failure
 
     def launch(self, order: LaunchOrder) -> LaunchReport:
-        report: LaunchReport = self._call("launch", order, within_s=order.start_timeout_s + _CALL_MARGIN_S)
+        # An isolated one first waits for another's start or window.
+        turn_s = _WINDOW_TIMEOUT_S if order.isolate else 0.0
+        report: LaunchReport = self._call("launch", order, within_s=order.start_timeout_s + _CALL_MARGIN_S + turn_s)
         return report
 
     def measure(self, workload: Workload, window: int) -> Measurement:

@@ -126,6 +126,11 @@ class EngineServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @property
+    def api_key(self) -> str | None:
+        """What the engine guards its API with: it inherits the shell's key, which no plan may hold."""
+        return self.env.get("VLLM_API_KEY")
+
     def start(self, progress: Callable[[str], None]) -> Ready:
         """Start the engine and wait until it answered one request.
 
@@ -258,8 +263,8 @@ class EngineServer:
     ) -> tuple[int | None, dict[str, Any]]:
         """Status and JSON object of one request; status None when it timed out, 0 when it broke."""
         deadline = self.clock.monotonic() + (timeout_s or self.limits.http_timeout_s)
-        key = self.env.get("VLLM_API_KEY")
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         link = http.client.HTTPConnection("127.0.0.1", port, timeout=self.limits.http_timeout_s)
         try:
             link.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)

@@ -6,12 +6,16 @@ import hashlib
 import json
 import os
 import platform
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trackers.records import StackFingerprint
+
+from .environment_recipe import Flavour, launch_env
+from .serve_line import is_secret
 
 __all__ = [
     "LIVE",
@@ -20,6 +24,7 @@ __all__ = [
     "live_items",
     "machine_class",
     "model_items",
+    "shell_variables",
     "static_stack",
 ]
 
@@ -39,6 +44,22 @@ PACKAGES = (
 # What the engine decides by itself for a configuration: part of a trial's stack, never of a study's identity.
 LIVE = ("attention_backend", "model_runner", "async_scheduling", "kv_cache_dtype")
 
+# Variables by which a shell moves an engine's numbers, unless they only say where things lie or how much is told.
+_MOVING = re.compile(r"(VLLM|NCCL|OMP|KMP|MKL|PYTORCH|TORCH|TORCHINDUCTOR|FLASHINFER)_|CUDA_(LAUNCH|MODULE|DEVICE)_")
+_STILL = re.compile(
+    r".*_(CACHE|DIR|HOME|ROOT|PATH|PORT|IP|DEBUG(_FILE)?|TIMEOUT(_\w+)?)$|VLLM_(LOGGING|CONFIGURE_LOGGING|USAGE|NO_USAGE|DO_NOT)"
+)
+
+
+def shell_variables(flavour: Flavour, shell: Mapping[str, str]) -> dict[str, str]:
+    """What an engine of this flavour would inherit that can move a number, secrets left out."""
+    bare, got = (launch_env(flavour, inherited=one, python=Path(), caches=Path()) for one in ({}, shell))
+    return {
+        name: value
+        for name, value in sorted(got.items())
+        if value != bare.get(name) and _MOVING.match(name) and not _STILL.match(name) and not is_secret(name, value)
+    }
+
 
 def static_stack(
     *,
@@ -52,7 +73,8 @@ def static_stack(
     Args:
         environment: Items of the engine's environment (see `environment_items`).
         model: Items of the model's files (see `model_items`).
-        env: Environment variables that the plan sets for every launch; they enter by name and value.
+        env: Environment variables that every launch gets from the plan and the shell (see `shell_variables`); they
+            enter by name and value.
         probe: What `engine_probe` printed, inside the engine's environment.
     """
     items = {**environment, **model, **host_items(probe)}

@@ -21,6 +21,7 @@ from .engine_server import EngineServer, Ready, ServerLimits, read_ends
 from .environment_recipe import launch_env
 from .errors import EngineFailed, Interrupted, MeasurementFailed
 from .evidence import ServerExpectation
+from .failures import classify
 from .fingerprint import live_items
 from .gates import check_gates
 from .home import home
@@ -112,10 +113,15 @@ class LocalSlot:
             with self._turn(order):
                 self._doing = "starting"
                 self._ready = self._server.start(lambda _: None)
+            return self._report(self._server, self._ready, order)
         except EngineFailed as error:
-            self._launch = self._launch.model_copy(update={"failure": self._cause(error)})
-            return LaunchReport(launch=self._launch)
-        return self._report(self._server, self._ready, order)
+            failure = self._cause(error)
+        except OSError as error:
+            # A disk of ours that is full, say: nothing of the configuration's, and the engine may be up by now.
+            self._server.stop()
+            failure = classify(f"repeak: {error}", None, phase="start")
+        self._launch = self._launch.model_copy(update={"failure": failure})
+        return LaunchReport(launch=self._launch)
 
     def measure(self, workload: Workload, window: int) -> Measurement:
         """One window against the running engine.
@@ -139,7 +145,7 @@ class LocalSlot:
                     window=window,
                     server=self._expected(order, ready),
                     clock=self._clock,
-                    api_key=order.env.get("VLLM_API_KEY"),
+                    api_key=server.api_key,
                 )
         except MeasurementFailed:
             self._refuse_a_dead_engine(server, ready.base_url)
@@ -152,13 +158,12 @@ class LocalSlot:
     def check_gates(self, names: Sequence[str]) -> tuple[Check, ...]:
         """Ask the running engine for each capability; the checks stand in the closed launch as well."""
         self._refuse_after_abort()
-        ready, order, launch = self._ready, self._order, self._launch
-        if ready is None or order is None or launch is None:
+        server, ready, order, launch = self._server, self._ready, self._order, self._launch
+        if server is None or ready is None or order is None or launch is None:
             return ()
         self._doing = "checking gates"
-        key = order.env.get("VLLM_API_KEY")
-        read_page(ready.base_url, api_key=key, keep=order.run_dir / "metrics-after.txt")
-        checks = check_gates(ready.base_url, names, model=ready.model_id, api_key=key)
+        read_page(ready.base_url, api_key=server.api_key, keep=order.run_dir / "metrics-after.txt")
+        checks = check_gates(ready.base_url, names, model=ready.model_id, api_key=server.api_key)
         self._launch = launch.model_copy(update={"checks": (*launch.checks, *checks)})
         return checks
 
@@ -216,8 +221,7 @@ class LocalSlot:
 
     def _report(self, server: EngineServer, ready: Ready, order: LaunchOrder) -> LaunchReport:
         facts = reported(read_ends(server.log_path, _LOG_BYTES, _LOG_BYTES))
-        key, keep = order.env.get("VLLM_API_KEY"), order.run_dir / "metrics-before.txt"
-        page = read_page(ready.base_url, api_key=key, keep=keep)
+        page = read_page(ready.base_url, api_key=server.api_key, keep=order.run_dir / "metrics-before.txt")
         labels = page.labels("vllm:cache_config_info") if page else {}
         facts |= {f"{LABELS}{name}": value for name, value in labels.items() if value != "None"}
         wanted = order.environment.version.split("+", 1)[0]

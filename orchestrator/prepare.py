@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ from .engine_environment import (
     make_environment,
 )
 from .environment_recipe import needs_bfloat16
-from .fingerprint import environment_items, model_items, static_stack
+from .fingerprint import environment_items, model_items, shell_variables, static_stack
 from .home import home
 from .interpreters import probe_interpreter
 from .memory import Memory
@@ -186,7 +187,7 @@ def stack_of(
             image=environment.image,
         ),
         model=model_items(source.reference, source.revision),
-        env=plan.serve.env,
+        env=shell_variables(environment.flavour, os.environ) | plan.serve.env,
         probe=probe,
     )
 

@@ -57,15 +57,21 @@ def refuse(study: Study, configuration: Configuration, records: Sequence[TrialRe
 
 
 def known_failure(configuration: Configuration, space: SearchSpace, records: Sequence[TrialRecord]) -> Failure | None:
-    """A failure that was paid for already and holds here: of this configuration, or of one that needs less."""
+    """A failure that was paid for already and holds here: of this configuration, or of one that needs less.
+
+    What ran with no less memory than a failure speaks against it: chance, or a neighbour of the moment, was its cause.
+    """
+    ran = [record.configuration.values for record in records if record.state == "measured"]
     for record in records:
         failure = record.failure if record.state == "engine_failed" else None
         if failure is None or failure.kind != "infeasible":
             continue
         if record.configuration == configuration:
             return failure.model_copy(update={"message": f"{failure.message} (trial #{record.number})"})
-        resources = _RESOURCE.get(failure.cause)
-        if resources and _needs_at_least(configuration.values, record.configuration.values, resources, space):
+        resources, less = _RESOURCE.get(failure.cause), record.configuration.values
+        if not resources or not _needs_at_least(configuration.values, less, resources, space):
+            continue
+        if not any(_needs_at_least(values, less, resources, space) for values in ran):
             return failure.model_copy(
                 update={"message": f"needs no less memory than trial #{record.number}: {failure.message}"}
             )

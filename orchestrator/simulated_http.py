@@ -17,7 +17,7 @@ from .simulated_scheduler import Request, Scheduler
 __all__ = ["Server"]
 
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
-_KINDS = {200: "OK", 400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailable"}
+_KINDS = {200: "OK", 400: "BadRequestError", 401: "Unauthorized", 404: "NotFoundError", 503: "ServiceUnavailable"}
 
 
 class Refusal(Exception):
@@ -31,6 +31,7 @@ class Server:
     """Answers connections until the process ends; `dead` turns every answer into 503.
 
     `cache`: the labels of cache_config_info; `finished` is called with the requests answered so far.
+    `key` guards what begins with /v1, as vLLM's does.
     """
 
     scheduler: Scheduler
@@ -38,6 +39,7 @@ class Server:
     root: str
     cache: Mapping[str, str]
     finished: Callable[[int], None]
+    key: str = ""
     dead: bool = False
     served: int = 0
 
@@ -51,17 +53,20 @@ class Server:
                 head = await reader.readuntil(b"\r\n\r\n")
                 size = _LENGTH.search(head)
                 body = await reader.readexactly(int(size[1])) if size else b""
-                method, path, _ = head.decode("latin-1").split(" ", 2)
-                await self._answer(method, path.partition("?")[0], body, reader, writer)
+                method, path, said = head.decode("latin-1").split(" ", 2)
+                known = not self.key or f"\r\nauthorization: bearer {self.key}\r\n".lower() in said.lower()
+                await self._answer(method, path.partition("?")[0], body, reader, writer, known=known)
         except (asyncio.IncompleteReadError, ConnectionError, ValueError):
             pass
         finally:
             writer.close()
 
-    async def _answer(self, method: str, path: str, body: bytes, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _answer(
+        self, method: str, path: str, body: bytes, reader: StreamReader, writer: StreamWriter, *, known: bool
+    ) -> None:
         kind, status = "application/json", 200
         try:
-            self._refuse_when_dead()
+            self._admit(path, known=known)
             if method == "POST" and path in ("/v1/completions", "/v1/chat/completions"):
                 await self._complete(json.loads(body), reader, writer)
                 return
@@ -74,7 +79,9 @@ class Server:
         writer.write(_page(status, kind, content))
         await writer.drain()
 
-    def _refuse_when_dead(self) -> None:
+    def _admit(self, path: str, *, known: bool) -> None:
+        if path.startswith("/v1") and not known:
+            raise Refusal(401, "Unauthorized")
         if self.dead:
             raise Refusal(503, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
 

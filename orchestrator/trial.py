@@ -157,10 +157,12 @@ def _launches(plan: TrialPlan, slot: EngineSlot, remember: Remember, run: _Run) 
             try:
                 closed = slot.stop() or closed
             finally:
-                # Where its worker died the launch ends as it began: it was paid for all the same.
+                # Where its worker died the launch ends as it began: it was paid for all the same. One that could not
+                # be measured to its end is no replicate, though its engine lived.
+                closed = closed.model_copy(update={"failure": closed.failure or failure})
                 run.launches.append(closed)
                 remember.launch(plan.trial_id, closed)
-        failure = closed.failure or failure
+        failure = closed.failure
         if failure is not None:
             if failure.kind == "transient" and not retried:
                 retried = True
@@ -196,7 +198,7 @@ def _measure(plan: TrialPlan, slot: EngineSlot, remember: Remember, run: _Run, l
             try:
                 measured = slot.measure(workload, window)
             except EngineFailed as error:
-                return Failure(cause="crashed_under_load", kind="infeasible", message=error.message)
+                return Failure(cause="crashed_under_load", kind="transient", message=error.message)
             except MeasurementFailed as error:
                 return Failure(cause="not_measurable", kind="transient", message=error.message)
             measured = measured.model_copy(update={"launch": launch})

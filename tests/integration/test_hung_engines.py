@@ -1,4 +1,4 @@
-"""An engine that hangs, falls silent or fills the disk while it is measured: bounded, named, and gone afterwards."""
+"""An engine that hangs, falls silent, fills the disk or wants a key: bounded, named, measured, and gone afterwards."""
 
 from __future__ import annotations
 
@@ -39,6 +39,19 @@ class Freezing(LocalSlot):
         report = super().launch(order)
         assert self._ready is not None
         os.kill(self._ready.pid, signal.SIGSTOP)
+        return report
+
+
+class Watching(LocalSlot):
+    """Notes what of each engine is left when its launch has returned."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.left: list[list[Process]] = []
+
+    def launch(self, order: LaunchOrder) -> LaunchReport:
+        report = super().launch(order)
+        self.left.append(holders(order.trial_id))
         return report
 
 
@@ -114,3 +127,24 @@ def test_one_that_ignores_a_term_and_forked_away_is_gone_when_its_trial_ends(tri
     assert record.launches[0].stopped_s is not None
     assert record.launches[0].stopped_s < 20
     assert holders(trial) == []
+
+
+def test_a_key_that_the_engine_inherits_from_the_shell_opens_it(
+    trial: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret-value")
+    record = run(trial, tmp_path, LocalSlot("e"))
+    assert (record.state, len(record.windows)) == ("measured", 3), record.reason
+    assert "s3cret" not in record.model_dump_json()
+    assert "vllm:" in (tmp_path / "run-0" / "metrics-before.txt").read_text(encoding="utf-8")
+
+
+def test_a_disk_of_ours_that_takes_no_more_once_the_engine_is_up_leaves_none_running(
+    trial: str, tmp_path: Path
+) -> None:
+    for launch in (0, 1):
+        (tmp_path / f"run-{launch}" / "metrics-before.txt").mkdir(parents=True)
+    slot = Watching("e")
+    record = run(trial, tmp_path, slot)
+    assert (record.state, len(record.launches), slot.left) == ("engine_failed", 2, [[], []])
+    assert "metrics-before" in record.reason or "metrics-before" in record.launches[0].failure.evidence  # type: ignore[union-attr]

@@ -75,6 +75,13 @@ def test_what_the_parser_and_the_configuration_refuse_is_refused_by_cause(make: 
     assert cause("--do", "package", drafter="suffix") == "missing_package"
 
 
+def test_an_environment_larger_than_a_pipe_is_asked_about_whole(make: Callable[..., Preflight]) -> None:
+    large = {f"MODULE_{number}": "x" * 50_000 for number in range(8)}
+    preflight = make()
+    assert preflight.check(["m", "--max-num-seqs", "many"], ENV | large)[0]
+    assert preflight.check(["m", "--do", "setting"], ENV | large | {"VLLM_SETTING": "1"})[0]
+
+
 def test_an_unknown_flag_is_shown_with_the_one_that_this_version_has(make: Callable[..., Preflight]) -> None:
     failure, note = make().check(["m", "--max-num-seq-s=4", "--foo"], ENV)
     assert failure is not None

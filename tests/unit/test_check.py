@@ -12,6 +12,7 @@ import two_engines as two
 from orchestrator import fingerprint
 from orchestrator.check import Checked, Look, Sight, check_plan
 from orchestrator.engine_environment import EngineEnvironment, EnvironmentRequest
+from orchestrator.fingerprint import shell_variables
 from orchestrator.kept_plan import keep_plan
 from orchestrator.plan import EngineSpec, TuningPlan
 from orchestrator.prepare import stack_of, study_key
@@ -118,6 +119,29 @@ def test_a_rebuilt_identical_environment_is_no_move(now) -> None:
 def test_only_the_driver(now) -> None:
     found = now(Sight(environment(), probe(gpus=[{"name": "Card", "driver_version": "590.2"}])))
     assert (moves(found), found.moved) == ([("driver", "driver")], True)
+
+
+def test_a_variable_of_the_shell_that_reaches_the_engine_is_of_its_stack(now, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_API_KEY", "VLLM_LOGGING_LEVEL", "VLLM_CACHE_ROOT", "CUDA_VISIBLE_DEVICES", "HOME_OF_MINE"):
+        monkeypatch.setenv(name, "other")
+    assert not now().moved
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "FLASHINFER")
+    assert moves(now()) == [("env", "env.VLLM_ATTENTION_BACKEND")]
+    assert moves(now(Sight(None, probe()))) == [("env", "env.VLLM_ATTENTION_BACKEND")]
+    serve = {"max_model_len": 512, "env": {"A": "1", "VLLM_ATTENTION_BACKEND": "TRITON_ATTN"}}
+    (move,) = now(serve=serve).peaks[0].moves
+    assert move.new == "TRITON_ATTN", "the plan's own wins, as it does at a launch"
+
+
+def test_a_drafter_s_checkpoint_is_said_to_be_unwatched(now) -> None:
+    drafting = {"drafter": {"none": {}, "eagle3": {"model": "org/head", "k": [2]}}}
+    assert any("eagle3" in note and "not seen" in note for note in now(space=drafting).notes)
+
+
+def test_what_a_cpu_engine_gets_anyway_is_no_variable_of_the_shell() -> None:
+    shell = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "8"}
+    assert shell_variables("cpu", shell) == {"VLLM_CPU_KVCACHE_SPACE": "8"}
+    assert shell_variables("cuda", shell) == dict(sorted(shell.items()))
 
 
 def test_only_torch_in_an_environment_rebuilt_from_a_looser_lock(now) -> None:

@@ -50,6 +50,15 @@ def test_an_answer_is_the_worker_s() -> None:
     assert (here.stop(), lost) == ("closed", [])
 
 
+def test_the_wait_for_a_turn_is_not_taken_for_a_worker_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = dict[bool, float]()
+    for isolate in (False, True):
+        here, _ = slot(Worker())
+        monkeypatch.setattr(here, "_call", lambda *_, within_s, isolate=isolate: given.update({isolate: within_s}))
+        here.launch(SimpleNamespace(start_timeout_s=300.0, isolate=isolate))  # type: ignore[arg-type]
+    assert given[True] >= given[False] + 1800.0, "another's first start may take that long"
+
+
 def test_a_worker_that_does_not_answer_in_time_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_actor, "_STOP_TIMEOUT_S", 0.05)
     worker = Worker()

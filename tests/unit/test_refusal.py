@@ -74,6 +74,14 @@ def test_a_drafter_says_nothing_of_another_or_of_none() -> None:
     assert not known_failure(one(seqs=64), SPACE, records)
 
 
+def test_what_ran_with_no_less_memory_speaks_against_a_failure() -> None:
+    records = [started(one(seqs=32)), failed(one(), "out_of_memory_graphs")]
+    assert known_failure(one(seqs=64), SPACE, records) is None
+    assert known_failure(one(), SPACE, records), "of itself it is still known"
+    less = [started(one(seqs=8)), failed(one(), "out_of_memory_graphs")]
+    assert known_failure(one(seqs=64), SPACE, less)
+
+
 def test_a_transient_failure_rules_nothing_out() -> None:
     assert known_failure(one(seqs=64), SPACE, [failed(one(), "device_busy", "transient")]) is None
 

@@ -9,7 +9,7 @@ from scripted_slot import ScriptedSlot, Value
 
 from orchestrator.clock import SystemClock
 from orchestrator.engine_environment import EngineEnvironment
-from orchestrator.errors import EngineFailed, Interrupted, MeasurementFailed, SlotLost
+from orchestrator.errors import EngineFailed, Interrupted, MeasurementFailed, RepeakError, SlotLost
 from orchestrator.launch_noise import LaunchNoise
 from orchestrator.slot import LaunchOrder
 from orchestrator.stability import StabilityRule
@@ -154,6 +154,18 @@ def test_a_drifting_engine_is_unsettled_and_a_server_that_cannot_be_measured_is_
     stalling = ScriptedSlot(misbehaving(MeasurementFailed("stalled")))
     assert run(stalling).state == "engine_failed"
     assert len(stalling.launched) == 2
+
+
+def test_a_launch_that_could_not_be_measured_to_its_end_is_no_replicate() -> None:
+    def stalls_once(order: LaunchOrder, workload: Workload, window: int) -> float | RepeakError:
+        return MeasurementFailed("stalled") if (order.launch, window) == (0, 3) else 100.0
+
+    slot, kept = ScriptedSlot(stalls_once), Kept()
+    record = run(slot, kept, min_launches=2, max_launches=3)
+    assert (record.state, len(slot.launched)) == ("measured", 3)
+    assert record.estimates["open/decode_tok_s"].launches == 2
+    assert [launch.failure and launch.failure.cause for launch in record.launches] == ["not_measurable", None, None]
+    assert kept.launches[1].failure == record.launches[0].failure, "on record as well"
 
 
 def test_launches_repeat_until_there_are_enough_of_them() -> None:

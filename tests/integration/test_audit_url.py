@@ -64,7 +64,7 @@ def engine(tmp_path: Path, *flags: str, lies: tuple[str, ...] = ()) -> Iterator[
 
 def answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/v1/models", timeout=2).status_code == 200
+        return httpx.get(f"{url}/health", timeout=2).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -148,6 +148,9 @@ def test_a_key_is_needed_only_where_the_server_asks_for_one_and_is_never_shown(t
     monkeypatch.setenv("VLLM_API_KEY", "s3cret-value")
     with engine(tmp_path, "--max-model-len", "4096") as url:
         done = CliRunner().invoke(cli, ["audit", url])
+        monkeypatch.delenv("VLLM_API_KEY")
+        without = CliRunner().invoke(cli, ["audit", url])
     assert done.exit_code == 0
     assert "s3cret-value" not in done.output
+    assert "http_401" in str(without.exception)
     assert all(len(line) <= 80 for line in done.stdout.splitlines()[1:])

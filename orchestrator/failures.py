@@ -91,7 +91,8 @@ def classify(
     roots = [text for _, text in lines if not ECHO.search(text)]
     notes = [text for _, text in lines if text.startswith("repeak: ")]
     cause, seen = without_pattern(log_text, exit_code, phase, timed_out=timed_out, silent=not roots)
-    if kernel_killed is False and exit_code in {-9, 137} and not timed_out:
+    # A core that is killed as it starts may leave no word of how: then the kernel's own count says what it was not.
+    if kernel_killed is False and not timed_out and (exit_code in {-9, 137} or cause == "out_of_memory_host"):
         cause = "killed"
     return failure(cause, (roots or notes or [seen])[-1], exit_code, None)
 

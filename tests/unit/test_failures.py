@@ -207,6 +207,10 @@ def test_a_kill_that_was_not_the_kernels_says_nothing_of_the_configuration(phase
     assert classify("", -9, phase="start", kernel_killed=True).cause == "out_of_memory_host"
     core = classify(CORE % -9, 1, phase="start", kernel_killed=False)
     assert (core.cause, core.kind) == ("killed", "transient")
+    # As vLLM 0.26.0 on a GPU tells of a core that was killed while it captured graphs.
+    untold = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    for kernel_killed, cause in ((False, "killed"), (True, "out_of_memory_host"), (None, "out_of_memory_host")):
+        assert classify(untold, 1, phase="start", kernel_killed=kernel_killed).cause == cause
 
 
 def test_time_that_ran_out_yields_to_a_cause_the_log_names() -> None:
